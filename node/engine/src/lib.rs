@@ -2,4 +2,9 @@
 //! formats. No clock, no I/O, no randomness: this crate says what to do, a thin driver in `node` does it and feeds the
 //! answer back.
 
+pub mod event;
 pub mod ids;
+pub mod json;
+pub mod message;
+pub mod provider;
+pub mod request;
