@@ -115,7 +115,9 @@ mod tests {
         let text = id.to_string();
         assert_eq!(text, "ses_01112131415161718191a1b1c1d1e1f1");
         assert_eq!(text.parse(), Ok(id));
-        for bad in ["", "ses_", "evt_01112131415161718191a1b1c1d1e1f1", "ses_01112131415161718191A1B1C1D1E1F1", "ses_01"] {
+        for bad in
+            ["", "ses_", "evt_01112131415161718191a1b1c1d1e1f1", "ses_01112131415161718191A1B1C1D1E1F1", "ses_01"]
+        {
             assert_eq!(bad.parse::<SessionId>(), Err(InvalidId), "{bad}");
         }
     }
