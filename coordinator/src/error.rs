@@ -1,0 +1,44 @@
+//! What can go wrong with the database, by what the caller does about it.
+
+/// A failed operation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing was applied; the database cannot be reached, is full or refused. The same call may be made again.
+    #[error("the database refused or is not available")]
+    Unavailable(#[source] sqlx::Error),
+    /// A write may or may not have been applied. Repeat it word for word, or read, before saying that it failed.
+    #[error("the outcome of a write is unknown")]
+    Unknown,
+    /// The session has a newer owner: stop acting for it.
+    #[error("the session has a newer owner")]
+    Fenced,
+    /// The session is not open; nothing was applied.
+    #[error("session is {0}, not open")]
+    NotOpen(&'static str),
+    /// A condition of the write did not hold: nothing was applied.
+    #[error("a condition of the write does not hold any more")]
+    Refused,
+    /// A unique name or key is taken.
+    #[error("already exists")]
+    Duplicate,
+    /// There is no such row.
+    #[error("not found")]
+    NotFound,
+    /// A row of a newer version, or one that was damaged.
+    #[error("a stored row is not readable: {0}")]
+    Unreadable(String),
+    /// The database file cannot be used at all.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            sqlx::Error::RowNotFound => Error::NotFound,
+            sqlx::Error::Database(database) if database.is_unique_violation() => Error::Duplicate,
+            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => Error::Unreadable(error.to_string()),
+            _ => Error::Unavailable(error),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The SQLite database: one file, one writer, several readers.
+//!
+//! All writes go through one task with one connection. Writes that wait at the same moment share a transaction, and so one
+//! sync to the disk; a write alone pays nothing for it. What a write does after its commit (publish, answer) runs in that
+//! task, so no client that leaves can come between. `synchronous=FULL`: committed means on disk.
+
+use crate::Error;
+use futures_util::future::BoxFuture;
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+use sqlx::{Connection, Executor};
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// How long a statement waits for another process's lock.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Writes that may wait; further callers wait for room.
+const WRITE_QUEUE: usize = 1024;
+/// Writes that share a transaction at most.
+const BATCH: usize = 64;
+/// Connections that only read.
+const READERS: u32 = 4;
+
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/sqlite");
+
+/// The database, open. Clones share it.
+#[derive(Clone)]
+pub struct Db {
+    readers: SqlitePool,
+    writes: mpsc::Sender<Box<dyn Write>>,
+    writer: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
+    /// Held while this process uses the file, so that a second one refuses to start.
+    _lock: Arc<File>,
+}
+
+impl Db {
+    /// Opens (makes, if it is missing) the file, brings its schema up to date and starts the writer.
+    ///
+    /// # Errors
+    /// `Unusable` with what to change, when the file cannot be opened or another process uses it.
+    pub async fn open(path: &Path) -> Result<Db, Error> {
+        let unusable = |what: &str, error: &dyn std::fmt::Display| {
+            Error::Unusable(format!("cannot {what} the SQLite database {}: {error}", path.display()))
+        };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(|e| unusable("make the folder of", &e))?;
+        }
+        let lock = lock(path)?;
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(BUSY_TIMEOUT);
+        let mut connection = SqliteConnection::connect_with(&options).await.map_err(|e| unusable("open", &e))?;
+        MIGRATIONS.run(&mut connection).await.map_err(|e| unusable("migrate", &e))?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(READERS)
+            .acquire_timeout(BUSY_TIMEOUT)
+            .test_before_acquire(false)
+            .connect_with(options.read_only(true).create_if_missing(false))
+            .await
+            .map_err(|e| unusable("read", &e))?;
+        let (writes, queue) = mpsc::channel(WRITE_QUEUE);
+        let writer = tokio::spawn(write_all(connection, queue));
+        Ok(Db { readers, writes, writer: Arc::new(std::sync::Mutex::new(Some(writer))), _lock: Arc::new(lock) })
+    }
+
+    /// The connections for reading.
+    pub fn reader(&self) -> &SqlitePool {
+        &self.readers
+    }
+
+    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the commit
+    /// `then` runs, whether or not the caller still waits.
+    ///
+    /// # Errors
+    /// Whatever `work` returned, or the failure of the commit; `Unknown` if the writer is gone.
+    pub async fn write<T, W, A>(&self, work: W, then: A) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+        A: FnOnce(&T) + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let job = Job { work: Some(work), then: Some(then), result: None, reply: Some(reply) };
+        self.writes.send(Box::new(job)).await.map_err(|_| Error::Unknown)?;
+        answer.await.unwrap_or(Err(Error::Unknown))
+    }
+
+    /// Waits for the writes that were accepted, folds the write-ahead log into the file and closes it.
+    pub async fn close(self) {
+        let Db { readers, writes, writer, _lock } = self;
+        readers.close().await;
+        drop(writes);
+        let writer = writer.lock().map(|mut slot| slot.take()).unwrap_or_default();
+        if let Some(writer) = writer {
+            // Clones may keep the channel open; the process is ending, so a short wait is enough.
+            let _ = tokio::time::timeout(BUSY_TIMEOUT, writer).await;
+        }
+    }
+}
+
+/// Takes the file's lock, which ends with the process however it ends.
+fn lock(path: &Path) -> Result<File, Error> {
+    let lock_path = PathBuf::from(format!("{}.lock", path.display()));
+    let unusable = |error: &dyn std::fmt::Display| {
+        Error::Unusable(format!("cannot lock {}: {error}; check that its folder is writable", lock_path.display()))
+    };
+    let file = File::create(&lock_path).map_err(|e| unusable(&e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::Unusable(format!(
+            "another process uses the database {}; stop it, or point BAE_DATABASE_URL at another file",
+            path.display()
+        ))),
+        Err(TryLockError::Error(error)) => Err(unusable(&error)),
+    }
+}
+
+/// One write, its types hidden.
+trait Write: Send {
+    /// Does the work on the connection; keeps the result.
+    fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, bool>;
+    /// Tells everybody how it ended: with the kept result if the commit succeeded.
+    fn finish(&mut self, commit: Result<(), &sqlx::Error>);
+}
+
+struct Job<T, W, A> {
+    work: Option<W>,
+    then: Option<A>,
+    result: Option<Result<T, Error>>,
+    reply: Option<oneshot::Sender<Result<T, Error>>>,
+}
+
+impl<T, W, A> Write for Job<T, W, A>
+where
+    T: Send + 'static,
+    W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+    A: FnOnce(&T) + Send + 'static,
+{
+    fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            if let Some(work) = self.work.take() {
+                self.result = Some(work(connection).await);
+            }
+            matches!(self.result, Some(Ok(_)))
+        })
+    }
+
+    fn finish(&mut self, commit: Result<(), &sqlx::Error>) {
+        let result = match (self.result.take(), commit) {
+            (Some(Ok(_)), Err(error)) => {
+                Err(Error::Unavailable(sqlx::Error::Protocol(format!("commit failed: {error}"))))
+            }
+            (Some(result), _) => result,
+            (None, Err(error)) => Err(Error::Unavailable(sqlx::Error::Protocol(error.to_string()))),
+            (None, Ok(())) => Err(Error::Unknown),
+        };
+        if let (Ok(value), Some(then)) = (&result, self.then.take()) {
+            then(value);
+        }
+        if let Some(reply) = self.reply.take() {
+            let _ = reply.send(result);
+        }
+    }
+}
+
+/// The writer: takes what waits, runs it in one transaction, commits, tells everybody.
+async fn write_all(mut connection: SqliteConnection, mut queue: mpsc::Receiver<Box<dyn Write>>) {
+    let mut batch = Vec::with_capacity(BATCH);
+    while queue.recv_many(&mut batch, BATCH).await > 0 {
+        let committed = transact(&mut connection, &mut batch).await;
+        if let Err(error) = &committed {
+            tracing::error!(error = %error, writes = batch.len(), "a write transaction failed");
+        }
+        for mut write in batch.drain(..) {
+            write.finish(committed.as_ref().copied());
+        }
+    }
+    if let Err(error) = connection.close().await {
+        tracing::warn!(error = %error, "closing the database failed");
+    }
+}
+
+/// Runs a batch in one transaction. Each write of several has a savepoint, so that one which fails takes only itself back.
+async fn transact(connection: &mut SqliteConnection, batch: &mut [Box<dyn Write>]) -> Result<(), sqlx::Error> {
+    connection.execute("BEGIN IMMEDIATE").await?;
+    let outcome = run_batch(connection, batch).await;
+    let ended = match outcome {
+        Ok(true) => connection.execute("COMMIT").await.map(drop),
+        Ok(false) => connection.execute("ROLLBACK").await.map(drop),
+        Err(error) => Err(error),
+    };
+    if ended.is_err() {
+        // Some failures (disk full) have already rolled back; then this one says so and changes nothing.
+        let _ = connection.execute("ROLLBACK").await;
+    }
+    ended
+}
+
+/// Whether there is anything to commit.
+async fn run_batch(connection: &mut SqliteConnection, batch: &mut [Box<dyn Write>]) -> Result<bool, sqlx::Error> {
+    if let [write] = batch {
+        return Ok(write.run(connection).await);
+    }
+    let mut any = false;
+    for write in batch {
+        connection.execute("SAVEPOINT one").await?;
+        if write.run(connection).await {
+            any = true;
+        } else {
+            connection.execute("ROLLBACK TO one").await?;
+        }
+        connection.execute("RELEASE one").await?;
+    }
+    Ok(any)
+}
