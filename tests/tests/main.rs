@@ -1,1 +1,2 @@
-fn main(){}
+//! One integration binary.
+#![allow(clippy::unwrap_used)]
