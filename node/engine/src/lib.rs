@@ -3,8 +3,14 @@
 //! answer back.
 
 pub mod event;
+pub mod history;
 pub mod ids;
 pub mod json;
 pub mod message;
+pub mod outcome;
+pub mod params;
 pub mod provider;
 pub mod request;
+pub mod round;
+pub mod rpc;
+pub mod turn;
