@@ -27,6 +27,14 @@ pub fn parse(text: &str) -> Result<Raw, serde_json::Error> {
     serde_json::from_str::<&RawValue>(text).map(|raw| Arc::from(raw.to_owned()))
 }
 
+/// What is wrong with a text, without the place. Inside a body of which the reader sees one field, the place is misleading,
+/// and the contract shows these texts without it.
+pub fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+}
+
 /// Encodes a value of our own. Falls back to `null` for what JSON cannot hold, which none of our types contain.
 pub fn encode<T: serde::Serialize + ?Sized>(value: &T) -> Raw {
     Arc::from(to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned()))

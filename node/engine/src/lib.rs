@@ -6,5 +6,8 @@ pub mod event;
 pub mod ids;
 pub mod json;
 pub mod message;
+pub mod open;
 pub mod provider;
 pub mod request;
+pub mod subagent;
+pub mod tools;
