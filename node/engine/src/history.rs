@@ -104,7 +104,8 @@ pub fn strip(content: &Raw) -> Raw {
         .iter()
         .map(|block| {
             let members = Object::parse(block)?;
-            let ours = members.str("type").as_deref() == Some("tool_use") && OURS.iter().any(|key| members.get(key).is_some());
+            let ours =
+                members.str("type").as_deref() == Some("tool_use") && OURS.iter().any(|key| members.get(key).is_some());
             ours.then(|| members.without(&OURS))
         })
         .collect();

@@ -5,7 +5,8 @@ use crate::rpc::RpcError;
 use serde::{Deserialize, Serialize};
 
 /// The text of the assistant message that a call ends with when no provider answered (companion 5.5).
-pub const UNAVAILABLE: &str = "The model provider is unavailable. This session has ended in an error; its events say why.";
+pub const UNAVAILABLE: &str =
+    "The model provider is unavailable. This session has ended in an error; its events say why.";
 
 /// The end of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

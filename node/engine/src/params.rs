@@ -74,7 +74,11 @@ impl SendMessage {
 /// Whether the content holds tool results.
 fn check_content(content: &Raw) -> Result<bool, RpcError> {
     if let Some(text) = json::string(content) {
-        return if text.is_empty() { Err(RpcError::invalid_params("message.content must not be empty")) } else { Ok(false) };
+        return if text.is_empty() {
+            Err(RpcError::invalid_params("message.content must not be empty"))
+        } else {
+            Ok(false)
+        };
     }
     let Some(blocks) = json::array(content) else {
         return Err(RpcError::invalid_params("message.content must be a string or an array of content blocks"));

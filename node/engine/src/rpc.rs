@@ -118,8 +118,7 @@ pub struct Malformed {
 pub fn parse(body: &[u8]) -> Result<Envelope, Malformed> {
     let null = || json::encode(&());
     let malformed = |id: Raw, code: i32, message: &str| Malformed { id, error: RpcError::new(code, message) };
-    let body = std::str::from_utf8(body).ok().map(json::one_line).and_then(|text| json::parse(&text).ok());
-    let body = body.ok_or_else(|| malformed(null(), -32700, "Parse error"))?;
+    let body = json::read(body).map_err(|_| malformed(null(), -32700, "Parse error"))?;
     if body.get().starts_with('[') {
         return Err(malformed(null(), -32600, "Invalid Request: batch requests are not supported"));
     }
@@ -137,8 +136,7 @@ pub fn parse(body: &[u8]) -> Result<Envelope, Malformed> {
     let Some(method) = members.str("method") else {
         return Err(malformed(echo(), -32600, "Invalid Request: method must be a string"));
     };
-    let method =
-        Method::parse(&method).ok_or_else(|| RpcError::new(-32601, format!("Method not found: {method}")));
+    let method = Method::parse(&method).ok_or_else(|| RpcError::new(-32601, format!("Method not found: {method}")));
     let params = members.get("params").filter(|params| params.get() != "null");
     Ok(Envelope { id: id.map(own), method, params: params.map_or_else(|| json::built("{}".into()), own) })
 }
@@ -180,7 +178,8 @@ mod tests {
 
     #[test]
     fn envelopes() {
-        let ok = parse(br#"{"jsonrpc":"2.0","id":1.0,"method":"session.compact","params":{"prompt":null}}"#).expect("ok");
+        let ok =
+            parse(br#"{"jsonrpc":"2.0","id":1.0,"method":"session.compact","params":{"prompt":null}}"#).expect("ok");
         assert_eq!(ok.id.as_ref().map(|id| id.get()), Some("1.0"));
         assert_eq!(ok.method, Ok(Method::Compact));
         let notification = parse(b"{\"jsonrpc\":\"2.0\",\n\"method\":\"nope\"}").expect("ok");

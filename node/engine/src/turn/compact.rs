@@ -96,10 +96,8 @@ impl Turn {
     /// Preamble, summary and `completed`, and with them the end of the call: one append.
     pub(super) fn store(&mut self, ctx: &Context<'_>, key: KeyId, summary: &Summary) -> Step {
         let count = self.history.len();
-        let preamble = format!(
-            r#"{{"role":"user","content":{},"synthetic":"compaction_preamble"}}"#,
-            text_content(PREAMBLE)
-        );
+        let preamble =
+            format!(r#"{{"role":"user","content":{},"synthetic":"compaction_preamble"}}"#, text_content(PREAMBLE));
         let preamble = event(ctx, key, EventType::ServerMessage, json::built(preamble));
         let text = format!(r#"{{"role":"assistant","content":{}}}"#, summary.content);
         let text = event(ctx, key, EventType::ServerMessage, json::built(text));
@@ -124,7 +122,8 @@ impl Turn {
         let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);
         let payload = json!({"reason": "compaction_store_failed"});
         self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, &payload));
-        let outcome = if manual { Outcome::Error(RpcError::internal()) } else { self.compacted_outcome(Err(String::new())) };
+        let outcome =
+            if manual { Outcome::Error(RpcError::internal()) } else { self.compacted_outcome(Err(String::new())) };
         self.end(outcome, After::Idle)
     }
 }

@@ -62,7 +62,13 @@ impl Turn {
         self.compacting = None;
     }
 
-    fn open_message(&mut self, ctx: &Context<'_>, message: &SendMessage, key: KeyId, gate: Gate) -> Result<(), RpcError> {
+    fn open_message(
+        &mut self,
+        ctx: &Context<'_>,
+        message: &SendMessage,
+        key: KeyId,
+        gate: Gate,
+    ) -> Result<(), RpcError> {
         let round = self.round.as_ref().filter(|_| gate != Gate::Free);
         let merged = match (round, gate) {
             (Some(round), Gate::Own) => match round.continue_with(message) {
@@ -103,8 +109,7 @@ impl Turn {
         if let (Some(merged), Some(owner)) = (expired, owner) {
             self.make(abandonment(ctx, owner));
             let content = json::join(merged.results.iter().map(|result| &*result.block));
-            let payload =
-                format!(r#"{{"role":"user","content":{content},"synthetic":"abandoned_tool_results"}}"#);
+            let payload = format!(r#"{{"role":"user","content":{content},"synthetic":"abandoned_tool_results"}}"#);
             self.make(event(ctx, key, EventType::ServerMessage, json::built(payload)));
             for event in results(ctx, key, Some(merged)) {
                 self.make(event);

@@ -20,7 +20,8 @@ impl Turn {
         for block in answer.blocks.iter().filter(|block| is_tool_use(block)) {
             let Some(members) = Object::parse(block) else { continue };
             let (Some(id), Some(name)) = (members.str("id"), members.str("name")) else { continue };
-            let input = members.get("input").map_or_else(|| json::built("{}".into()), |input| Raw::from(input.to_owned()));
+            let input =
+                members.get("input").map_or_else(|| json::built("{}".into()), |input| Raw::from(input.to_owned()));
             let (dispatch, server_name) = ctx.tools.route(&name);
             let one = Use { id: id.into_owned(), name: name.into_owned(), input, dispatch, server_name };
             self.make(event(ctx, key, EventType::ToolCall, json::encode(&one)));
@@ -90,8 +91,14 @@ impl Turn {
     }
 
     fn checked(&self, ctx: &Context<'_>, one: &Use) -> Result<subagent::Launch, String> {
-        let tool = ctx.tools.subagent(&one.name).ok_or_else(|| format!("the tool '{}' is not declared any more", one.name))?;
-        subagent::launch(&one.input, tool, &ctx.available_sandboxes, ctx.running_subagents, ctx.max_subagents)
+        let tool =
+            ctx.tools.subagent(&one.name).ok_or_else(|| format!("the tool '{}' is not declared any more", one.name))?;
+        let room = subagent::Room {
+            available_sandboxes: &ctx.available_sandboxes,
+            running: ctx.running_subagents,
+            max: ctx.max_subagents,
+        };
+        subagent::launch(&one.input, tool, room)
     }
 
     fn launch(&mut self, ctx: &Context<'_>, key: KeyId, one: Use) -> Option<Then> {
@@ -110,7 +117,13 @@ impl Turn {
     }
 
     /// What came of starting a subagent: it runs, or why not.
-    pub fn launched(&mut self, ctx: &Context<'_>, id: SubagentId, launch: &subagent::Launch, started: Result<(), String>) {
+    pub fn launched(
+        &mut self,
+        ctx: &Context<'_>,
+        id: SubagentId,
+        launch: &subagent::Launch,
+        started: Result<(), String>,
+    ) {
         let Some((key, one)) = self.current_use() else { return };
         let (kind, payload, is_error, text) = match started {
             Ok(()) => {
