@@ -7,6 +7,8 @@
 
 pub mod admin;
 pub mod client;
+pub mod database;
+pub mod history;
 pub mod http1;
 pub mod mcp;
 pub mod poll;
