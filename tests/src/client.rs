@@ -34,6 +34,15 @@ impl Reply {
         self
     }
 
+    /// Fails unless this is a problem document of that status, whose type the contract does not name.
+    pub fn problem_of(&self, status: u16) {
+        let body = self.json();
+        assert_eq!((self.status, body["status"].as_u64()), (status, Some(status.into())), "{}", self.body);
+        for field in ["type", "title", "detail"] {
+            assert!(body[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {}", self.body);
+        }
+    }
+
     /// Fails unless this is a problem document of that status and type; returns its detail.
     pub fn problem(&self, status: u16, slug: &str) -> String {
         let body = self.json();
@@ -159,6 +168,12 @@ impl Session {
     /// Starts `sendMessage` with this content.
     pub async fn start_send(&self, content: impl Into<Value>) -> Frames {
         self.start("session.sendMessage", json!({"message": {"role": "user", "content": content.into()}})).await
+    }
+
+    /// Starts `sendMessage` with an idempotency key.
+    pub async fn start_once(&self, content: &str, key: &str) -> Frames {
+        let params = json!({"message": {"content": content}, "idempotency_key": key});
+        self.start("session.sendMessage", params).await
     }
 
     /// Sends this content and reads to the end.

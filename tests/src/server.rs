@@ -31,6 +31,7 @@ pub struct Config {
     toml: String,
     env: Vec<(String, String)>,
     args: Vec<String>,
+    unset: Vec<String>,
 }
 
 impl Config {
@@ -106,6 +107,9 @@ impl Server {
             .env("BAE_LOG", "info")
             .envs(self.config.env.iter().cloned())
             .stdin(Stdio::null());
+        for name in &self.config.unset {
+            command.env_remove(name);
+        }
         command
     }
 
@@ -232,6 +236,16 @@ impl Server {
     /// Replaces the configuration file, for the next start.
     pub fn write_config(&self, toml: &str) {
         std::fs::write(self.dir.join("config.toml"), toml).expect("the configuration file");
+    }
+
+    /// Leaves an environment variable out.
+    pub fn unset_env(&mut self, name: &str) {
+        self.config.unset.push(name.to_owned());
+    }
+
+    /// Adds a command line argument for the next start.
+    pub fn add_arg(&mut self, arg: &str) {
+        self.config.args.push(arg.to_owned());
     }
 
     /// Sets an environment variable for the next start.

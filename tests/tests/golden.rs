@@ -2,6 +2,7 @@
 
 mod admin;
 mod auth;
+mod catalogue;
 mod compact;
 mod envelope;
 mod join;
@@ -12,6 +13,7 @@ mod providers;
 mod rest;
 mod sandbox;
 mod servertools;
+mod startup;
 mod subagent;
 mod subscribe;
 mod turn;
@@ -19,7 +21,7 @@ mod turn;
 use tests::transcript::Transcript;
 
 /// Compares a transcript with its committed snapshot `snapshots/NAME.snap`.
-fn golden(name: &str, transcript: Transcript) {
+pub(crate) fn golden(name: &str, transcript: Transcript) {
     let text = transcript.finish();
     insta::with_settings!({prepend_module_to_snapshot => false, omit_expression => true}, {
         insta::assert_snapshot!(name, text);

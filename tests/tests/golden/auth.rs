@@ -87,9 +87,7 @@ async fn bodies_over_the_limit() {
     for (path, key) in [("/api/v1/sessions".to_owned(), &world.key.secret), (session.path("/rpc"), &session.key)] {
         let request = world.api.request("POST", &path).header("authorization", format!("Bearer {key}"));
         let request = request.header("content-type", "application/json").body(huge.clone());
-        t.request(&world.api, &format!("POST {path} with 32 MiB and one byte"), request)
-            .await
-            .problem(413, "payload_too_large");
+        t.request(&world.api, &format!("POST {path} with 32 MiB and one byte"), request).await.problem_of(413);
     }
     golden("too_large", t);
 }
@@ -106,10 +104,8 @@ async fn the_database_is_away() {
         if reply.status == 503 { Ok(()) } else { Err(reply) }
     })
     .await;
-    t.rest(&world.api, "POST", &session.path("/rpc"), &session.key, Some(json!({}))).await.problem(503, "unavailable");
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(json!({})))
-        .await
-        .problem(503, "unavailable");
+    t.rest(&world.api, "POST", &session.path("/rpc"), &session.key, Some(json!({}))).await.problem_of(503);
+    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(json!({}))).await.problem_of(503);
     golden("unavailable", t);
     fault.mend().await;
     // Recovery without a restart (F23).

@@ -174,3 +174,23 @@ async fn idempotency_keys() {
     assert_eq!(world.provider.requests().len(), 2);
     golden("idempotency", t);
 }
+
+/// Companion 4.3: a history that does not begin with `user` and alternate is normalised for Anthropic, and the change is
+/// recorded.
+#[tokio::test]
+async fn a_history_that_has_to_be_normalised() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let message = json!({"message": {"role": "assistant", "content": "I begin."}});
+    let outcome = t.rpc(&session, "session.sendMessage", message).await;
+    let normalized = of_type(&outcome.events(), "provider.request")[0]["payload"]["normalized"].clone();
+    assert_eq!(normalized, json!({"prepended_user": true}));
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "Go on."}})).await;
+    let request = of_type(&outcome.events(), "provider.request")[0]["payload"].clone();
+    assert_eq!(request["normalized"]["prepended_user"], true);
+    assert!(request["normalized"]["merged"].is_array(), "{request}");
+    assert_eq!(request["messages"], world.provider.last()["messages"], "logged is exactly what is sent");
+    tests::history::assert_all_paired(&world.provider);
+    golden("normalized", t);
+}
