@@ -3,8 +3,14 @@
 //! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events, nothing
 //! of HTTP, providers or tools.
 
+pub mod accounts;
 mod error;
 mod sqlite;
 
 pub use error::Error;
 pub use sqlite::Db;
+
+/// The bytes of a new id: a UUIDv7, so ids made on one node sort by creation.
+pub fn fresh_id() -> [u8; 16] {
+    uuid::Uuid::now_v7().into_bytes()
+}
