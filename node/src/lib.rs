@@ -1,1 +1,7 @@
-//! lib
+//! The server for durable, multi-client LLM agent sessions: everything of the program `baesrv` but its entry point.
+
+pub mod auth;
+pub mod body;
+pub mod page;
+pub mod problem;
+pub mod secret;
