@@ -2,6 +2,8 @@
 
 pub mod auth;
 pub mod body;
+pub mod config;
+pub mod mcp;
 pub mod page;
 pub mod problem;
 pub mod secret;
