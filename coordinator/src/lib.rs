@@ -3,6 +3,7 @@
 //! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events, nothing
 //! of HTTP, providers or tools.
 
+pub mod accounts;
 mod error;
 pub mod feed;
 pub mod local;

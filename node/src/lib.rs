@@ -1,2 +1,9 @@
-//! lib
+//! The server for durable, multi-client LLM agent sessions: everything of the program `baesrv` but its entry point.
+
+pub mod auth;
+pub mod body;
+pub mod config;
 pub mod mcp;
+pub mod page;
+pub mod problem;
+pub mod secret;
