@@ -1,2 +1,3 @@
 //! lib
+pub mod chat;
 pub mod demo;
