@@ -65,7 +65,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let screen = Screen::new(colour, notes);
     let api = Api::new(&args.url, key)?;
 
-    let (opened, tools) = enter(&api, args.session.as_deref(), &screen).await?;
+    let (opened, tools) = match enter(&api, args.session.as_deref(), &screen).await {
+        Err(Failure::Lost(why)) => bail!("{why}: {}. `baesrv dev` starts a server here; --url names another", args.url),
+        entered => entered?,
+    };
     let session = api.session(&opened)?;
     screen.note(&format!("Session {} on profile {}.", opened.session_id, opened.profile.describe()));
     if args.observe {
@@ -100,7 +103,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 ///
 /// A watcher declares them too: declarations are kept per client key, and an empty one would take the tools away from the
 /// same person's other terminal.
-async fn enter(api: &Api, session: Option<&str>, screen: &Screen) -> anyhow::Result<(Opened, Tools)> {
+async fn enter(api: &Api, session: Option<&str>, screen: &Screen) -> Result<(Opened, Tools), Failure> {
     let enter = async |tools: &Tools| match session {
         Some(id) => api.join(id, &tools.declarations()).await,
         None => api.open(&tools.declarations()).await,
@@ -109,9 +112,9 @@ async fn enter(api: &Api, session: Option<&str>, screen: &Screen) -> anyhow::Res
     match enter(&all).await {
         Err(Failure::Refused { kind, .. }) if kind == "tool_not_allowed" => {
             screen.note("The profile does not allow all of this client's tools.");
-            Ok((enter(&Tools::none()).await?, Tools::none()))
+            enter(&Tools::none()).await.map(|opened| (opened, Tools::none()))
         }
-        opened => Ok((opened?, all)),
+        opened => opened.map(|opened| (opened, all)),
     }
 }
 

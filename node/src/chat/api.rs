@@ -57,7 +57,7 @@ impl From<reqwest::Error> for Failure {
             return Failure::Unreadable(format!("the address cannot be used: {error}"));
         }
         if error.is_connect() {
-            return Failure::Lost("no server answers at the address".to_owned());
+            return Failure::Lost("no server answers".to_owned());
         }
         if error.is_timeout() {
             return Failure::Lost("the server does not answer".to_owned());
