@@ -2,7 +2,9 @@
 
 pub mod auth;
 pub mod body;
+pub mod chat;
 pub mod config;
+pub mod demo;
 pub mod mcp;
 pub mod page;
 pub mod problem;
