@@ -318,6 +318,15 @@ impl Frames {
         }
     }
 
+    /// Reads to the end without parsing: the lines as they came.
+    pub async fn lines(mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Some(line) = within("the next line", self.line()).await {
+            lines.push(line);
+        }
+        lines
+    }
+
     /// Reads to the end.
     pub async fn finish(mut self) -> Outcome {
         let mut frames = Vec::new();

@@ -142,6 +142,11 @@ impl World {
         joined
     }
 
+    /// Fails unless a new session of the same server works.
+    pub async fn server_lives(&self) {
+        self.driver().await.send("still there?").await.result();
+    }
+
     /// The database file.
     pub async fn database(&self) -> Database {
         Database::open(&self.server).await

@@ -53,7 +53,6 @@ async fn events_are_paged() {
     let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
     t.rest(&world.api, "GET", &session.path("/events"), &session.key, None).await.expect(200);
 
-    t.note("three at a time");
     let mut seen = Vec::new();
     let mut cursor = String::new();
     loop {
