@@ -193,7 +193,7 @@ impl Session {
         self.start("session.subscribe", params).await
     }
 
-    /// The whole log, read page by page.
+    /// The whole log, read page by page, and [checked](crate::log::check).
     pub async fn events(&self) -> Vec<Value> {
         let mut events = Vec::new();
         let mut cursor = String::new();
@@ -207,7 +207,10 @@ impl Session {
             events.extend(page["items"].as_array().expect("items").iter().cloned());
             match page["next_cursor"].as_str() {
                 Some(next) => cursor = next.to_owned(),
-                None => return events,
+                None => {
+                    crate::log::check(&events);
+                    return events;
+                }
             }
         }
     }

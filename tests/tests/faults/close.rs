@@ -110,3 +110,21 @@ async fn revoked_in_a_turn() {
     assert_eq!(said, ["work", "kept"]);
     assert_eq!(of_type(&events, "server.message.send").len(), 2);
 }
+
+/// A revoked owner's pause counts as expired.
+#[tokio::test]
+async fn revoked_in_a_pause() {
+    let world = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
+    let session = world.driver().await;
+    let key = world.admin.key("second", &world.profile).await;
+    let second = world.api.join(&session.id, &key.secret, &json!({"tools": [tests::world::clock()]})).await;
+    second.register().await;
+    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    second.send("pause").await;
+    let waiting = session.start_send("next").await;
+    world.admin.revoke(&key).await;
+    let outcome = waiting.finish().await;
+    assert_eq!(outcome.text(), "ok");
+    assert_eq!(of_type(&outcome.events(), "session.error")[0]["payload"]["reason"], "driver_turn_abandoned");
+    tests::history::assert_all_paired(&world.provider);
+}

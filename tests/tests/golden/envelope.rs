@@ -85,3 +85,23 @@ async fn notifications() {
     session.until_last("server.message.send").await;
     golden("notifications", t);
 }
+
+/// Companion 2.6: trace headers are never an error.
+#[tokio::test]
+async fn trace_headers() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    for value in [
+        "garbage",
+        "",
+        "00-00000000000000000000000000000000-0000000000000000-00",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    ] {
+        let request =
+            world.api.request("POST", &session.path("/rpc")).header("authorization", format!("Bearer {}", session.key));
+        let request = request.header("traceparent", value).header("tracestate", "a=b, =,,");
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "session.sendMessage", "params": {"message": {"content": "x"}}});
+        let reply = world.api.send(request.body(body.to_string())).await.expect(200);
+        assert!(reply.body.lines().last().unwrap().contains("\"result\""), "{value:?}: {}", reply.body);
+    }
+}
