@@ -8,8 +8,7 @@
 //! Results, inputs and schemas pass through the typed messages of `rmcp`. Texts and integers of 64 bits survive as they
 //! are; other numbers in the form of a double; members of objects are sorted, unknown members of known content are lost.
 //!
-//! Nothing here logs inputs, outputs, headers or URLs. `rmcp` itself logs messages, so its target must stay off in every
-//! log and trace filter.
+//! Nothing here logs inputs, outputs, headers or URLs. The libraries do, so [`UNSAFE_TARGETS`] must stay off.
 
 mod connection;
 mod content;
@@ -42,6 +41,10 @@ use tokio_util::task::TaskTracker;
 /// The variables of the node's environment that a stdio server is given, if they are set; for [`Settings::environment`].
 pub const INHERITED: [&str; 10] =
     ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+
+/// Log and span targets of the libraries in use that print messages or a child's environment. They must be off in every
+/// filter, whatever level is asked for.
+pub const UNSAFE_TARGETS: [&str; 3] = ["rmcp", "process_wrap", "sse_stream"];
 
 /// How long the end of the node waits for connections to close.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -126,12 +129,12 @@ struct Inner {
 impl Mcp {
     /// Starts the task that closes idle connections, so a runtime must be running. Fails if there is no TLS.
     pub fn new(settings: Settings, resolve: Resolve) -> Result<Self, reqwest::Error> {
+        let http = http::client(&settings)?;
         let pool = Arc::new(Pool::new(settings.max_connections));
         let stop = CancellationToken::new();
         let sweeper = TaskTracker::new();
         sweeper.spawn(sweep(pool.clone(), settings.idle, stop.clone()));
         sweeper.close();
-        let http = http::client(&settings)?;
         let dialer = Dialer { settings, resolve, http, closing: TaskTracker::new() };
         Ok(Self { inner: Arc::new(Inner { dialer, pool, sweeper, stop: Mutex::new(Some(stop.drop_guard())) }) })
     }
@@ -151,12 +154,17 @@ impl Mcp {
         for (server, list) in distinct.iter().zip(lists) {
             match list {
                 Ok(list) => offered.extend(list.into_iter().filter(|tool| {
-                    let owner = *owners.entry(tool.name.clone()).or_insert(&server.name);
-                    // A server that lists a name twice is none of two owners, but the first counts there as well.
-                    if owner != &server.name {
-                        tracing::error!(%session, tool = tool.name, used = owner, skipped = server.name, "MCP servers offer the same tool");
+                    let owner = owners.get(&tool.name).copied();
+                    match owner {
+                        Some(used) => {
+                            let (tool, skipped) = (&tool.name, &server.name);
+                            tracing::error!(%session, tool, used, skipped, "MCP tool offered twice");
+                        }
+                        None => {
+                            owners.insert(tool.name.clone(), server.name.as_str());
+                        }
                     }
-                    owner == &server.name
+                    owner.is_none()
                 })),
                 Err(error) => tracing::error!(%session, server = server.name, %error, "MCP server skipped"),
             }

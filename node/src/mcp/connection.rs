@@ -11,23 +11,25 @@ use engine::json::{Object, Raw, encode};
 use rmcp::RoleClient;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, ClientCapabilities, ClientConfig, ClientRequest, ErrorCode, Implementation,
-    JsonObject, PaginatedRequestParams, RequestMetaObject, ServerResult,
+    JsonObject, PaginatedRequestParams, ProtocolVersion, RequestMetaObject, ServerResult,
 };
 use rmcp::service::{ClientInitializeError, Peer, PeerRequestOptions, RunningService, ServiceError, serve_client};
 use rmcp::transport::DynamicTransportError;
-use rmcp::transport::streamable_http_client::StreamableHttpError;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 use std::sync::Mutex;
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// Tools and pages of one server that are read; more are ignored.
+/// Tools, pages and bytes of one server's list that are used; what goes beyond is ignored.
 const MAX_TOOLS: usize = 1000;
 const MAX_PAGES: usize = 100;
+const MAX_LIST: usize = 4 * 1024 * 1024;
 /// Of a text that a server or library made up, in an error.
 const MAX_ERROR_TEXT: usize = 2000;
+const NOT_MCP: &str = "the answer to initialize is not an MCP answer";
 /// A connection that cannot be closed in this time is left to its process's end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -77,7 +79,8 @@ impl Dialer {
         // Ends the exchanges of an attempt that is given up, too.
         let guard = stop.clone().drop_guard();
         let identity = Implementation::new("baesrv", env!("CARGO_PKG_VERSION"));
-        let client = ClientConfig::new(ClientCapabilities::default(), identity);
+        let client = ClientConfig::new(ClientCapabilities::default(), identity)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE);
         let settings = &self.settings;
         let result = match &server.transport {
             Transport::Stdio { command, args, env } => {
@@ -122,9 +125,10 @@ impl Connection {
         self.ended.reason().is_none() && !self.peer.is_transport_closed() && lock(&self.service).is_some()
     }
 
-    /// All pages of the server's tools, up to the bound.
+    /// All pages of the server's tools, up to the bounds.
     pub(super) async fn tools(&self, server: &str) -> Result<Vec<Offered>, Fault> {
         let mut offered = Vec::new();
+        let mut bytes = 0;
         let mut cursor = None;
         for page in 0..MAX_PAGES {
             let params = (page > 0).then(|| PaginatedRequestParams::default().with_cursor(cursor.take()));
@@ -135,21 +139,30 @@ impl Connection {
                 }
                 Err(error) => return Err(self.fault(error)),
             };
-            offered.extend(list.tools.into_iter().filter(|tool| !tool.name.is_empty()).map(|tool| Offered {
-                server: server.to_owned(),
-                name: tool.name.into_owned(),
-                description: tool.description.map(std::borrow::Cow::into_owned),
-                input_schema: encode(&*tool.input_schema),
-            }));
+            for tool in list.tools.into_iter().filter(|tool| !tool.name.is_empty()) {
+                let description = tool.description.map(Cow::into_owned);
+                let input_schema = encode(&*tool.input_schema);
+                bytes += tool.name.len() + description.as_ref().map_or(0, String::len) + input_schema.get().len();
+                if offered.len() == MAX_TOOLS || bytes > MAX_LIST {
+                    tracing::error!(
+                        server,
+                        "MCP server offers too many tools, only the first are used: at most {MAX_TOOLS} of {MAX_LIST} bytes"
+                    );
+                    return Ok(offered);
+                }
+                offered.push(Offered {
+                    server: server.to_owned(),
+                    name: tool.name.into_owned(),
+                    description,
+                    input_schema,
+                });
+            }
             cursor = list.next_cursor;
-            if offered.len() > MAX_TOOLS || cursor.is_none() {
-                break;
+            if cursor.is_none() {
+                return Ok(offered);
             }
         }
-        if offered.len() > MAX_TOOLS || cursor.is_some() {
-            tracing::error!(server, "MCP server offers too many tools; only the first {MAX_TOOLS} are used");
-            offered.truncate(MAX_TOOLS);
-        }
+        tracing::error!(server, "MCP server lists tools without end, only the first {MAX_PAGES} pages are used");
         Ok(offered)
     }
 
@@ -175,22 +188,22 @@ impl Connection {
         match timeout(limit, exchange).await {
             Ok(Ok(result)) => reply(&result),
             Ok(Err(error)) => Err(self.fault(error)),
-            Err(_) => Err(Fault::Lost(format!("no answer within {limit:?}; the call may have run"))),
+            Err(_) => Err(Fault::Lost(format!("no answer within {limit:?}"))),
         }
+        .map_err(|fault| match fault {
+            Fault::Lost(text) => Fault::Lost(format!("{text}; the call may have run")),
+            fault @ (Fault::Refused(_) | Fault::Unsent(_)) => fault,
+        })
     }
 
     fn fault(&self, error: ServiceError) -> Fault {
         match error {
             ServiceError::McpError(error) => Fault::Refused(cut(&error.message)),
-            ServiceError::TransportSend(error) if matches!(error.error.downcast_ref(), Some(sse::Error::Forgotten)) => {
-                Fault::Unsent(error.error.to_string())
-            }
-            ServiceError::TransportSend(error) => {
-                Fault::Lost(format!("{}; the call may have run", explain_transport(&error)))
-            }
+            ServiceError::TransportSend(error) if is_unsent(&error) => Fault::Unsent(explain_transport(&error)),
+            ServiceError::TransportSend(error) => Fault::Lost(explain_transport(&error)),
             ServiceError::TransportClosed => {
                 let reason = self.ended.reason().unwrap_or("the connection closed");
-                Fault::Lost(format!("no answer: {reason}; the call may have run"))
+                Fault::Lost(format!("no answer: {reason}"))
             }
             ServiceError::Cancelled { .. } => Fault::Refused("the call was cancelled".to_owned()),
             other => Fault::Lost(cut(&other.to_string())),
@@ -239,7 +252,7 @@ fn reply(result: &ServerResult) -> Result<Reply, Fault> {
     let object = Object::parse(&result).unwrap_or_default();
     let known = ["content", "structuredContent", "isError"].iter().any(|member| object.get(member).is_some());
     if !known && !empty {
-        return Err(Fault::Lost("the answer is not the result of a tool; the call may have run".to_owned()));
+        return Err(Fault::Lost("the answer is not the result of a tool".to_owned()));
     }
     let is_error = object.get("isError").is_some_and(|flag| flag.get() == "true");
     Ok(Reply { is_error, result })
@@ -250,19 +263,32 @@ fn explain_start(error: ClientInitializeError, ended: &Ended) -> String {
         ClientInitializeError::JsonRpcError(error) => format!("initialize was refused: {}", cut(&error.message)),
         ClientInitializeError::TransportError { error, .. } => match ended.reason() {
             Some(reason) => reason.to_owned(),
-            None => explain_transport(&error),
+            None => match error.error.downcast_ref() {
+                // This is logged, so without the body, which follows the status.
+                Some(http::HttpError::UnexpectedServerResponse(text)) if text.starts_with("HTTP ") => {
+                    text.split(": ").next().unwrap_or_default().to_owned()
+                }
+                Some(http::HttpError::UnexpectedServerResponse(_)) => NOT_MCP.to_owned(),
+                _ => explain_transport(&error),
+            },
         },
         ClientInitializeError::ConnectionClosed(_) => {
             ended.reason().unwrap_or("the connection closed during initialize").to_owned()
         }
         // The others print the message, which may be long.
-        _ => "the answer to initialize is not an MCP answer".to_owned(),
+        _ => NOT_MCP.to_owned(),
     }
 }
 
+/// True if the message reached no session of the server.
+fn is_unsent(error: &DynamicTransportError) -> bool {
+    let http = matches!(error.error.downcast_ref(), Some(http::HttpError::Client(error)) if error.is_connect());
+    http || matches!(error.error.downcast_ref(), Some(sse::Error::Forgotten | sse::Error::Unreachable(_)))
+}
+
 fn explain_transport(error: &DynamicTransportError) -> String {
-    match error.error.downcast_ref::<http::HttpError>() {
-        Some(StreamableHttpError::Client(error)) => http::describe(error),
+    match error.error.downcast_ref() {
+        Some(http::HttpError::Client(error)) => http::describe(error),
         Some(other) => cut(&other.to_string()),
         None => cut(&error.error.to_string()),
     }

@@ -52,19 +52,16 @@ pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Er
 
 /// What went wrong with a request, without its URL.
 pub(super) fn describe(error: &reqwest::Error) -> String {
-    let what = if error.is_connect() {
-        "cannot connect"
-    } else if error.is_timeout() {
-        "timed out"
-    } else {
-        "the request failed"
-    };
     // Only the outermost error prints the URL; the innermost is the one that says why.
     let mut cause = error.source();
     while let Some(inner) = cause.and_then(|cause| cause.source()) {
         cause = Some(inner);
     }
-    cause.map_or_else(|| what.to_owned(), |cause| format!("{what}: {cause}"))
+    match cause {
+        Some(cause) if error.is_connect() => cause.to_string(),
+        Some(cause) => format!("the request failed: {cause}"),
+        None => "the request failed".to_owned(),
+    }
 }
 
 /// The transport of one connection, which ends when `stop` is cancelled.

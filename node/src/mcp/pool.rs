@@ -67,7 +67,9 @@ impl Pool {
         }
         let mut evicted = None;
         if !slots.taken.contains_key(&key) && slots.taken.len() >= self.limit {
-            let idle = slots.taken.iter().filter(|(_, slot)| slot.leases == 0).min_by_key(|(_, slot)| slot.idle_since);
+            let idle = slots.taken.iter().filter(|(_, slot)| slot.leases == 0);
+            // One that has died goes before any that lives.
+            let idle = idle.min_by_key(|(_, slot)| (slot.link.live().is_some(), slot.idle_since));
             let Some(oldest) = idle.map(|(key, _)| key.clone()) else {
                 let limit = self.limit;
                 return Err(Fault::Refused(format!(

@@ -26,6 +26,9 @@ const MAX_POSTS: usize = 16;
 pub(super) enum Error {
     #[error("{0}")]
     Request(String),
+    /// There was no connection, so the message did not run.
+    #[error("{0}")]
+    Unreachable(String),
     #[error("HTTP {0}")]
     Status(StatusCode),
     /// The message reached no session, so it did not run.
@@ -121,6 +124,7 @@ impl Client {
                 Ok(response) if response.status().is_success() => Ok(()),
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => Err(Error::Forgotten),
                 Ok(response) => Err(Error::Status(response.status())),
+                Err(error) if error.is_connect() => Err(Error::Unreachable(describe(&error))),
                 Err(error) => Err(Error::Request(describe(&error))),
             };
             // The caller may have stopped waiting.

@@ -22,9 +22,10 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
+use tokio_util::sync::CancellationToken;
 
 const SIGTERM: i32 = 15;
-/// From the end of the process to the end of its output, and the other way round: what it wrote last is still in the pipe,
+/// After the end of the process, its input or its output: what it wrote last is still in the pipe and its status comes soon,
 /// but children that it has left behind may hold the pipe open for ever.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -35,7 +36,9 @@ pub(super) struct Process {
     input: Arc<Mutex<Option<ChildStdin>>>,
     /// How the process ended, if it did.
     status: Option<ExitStatus>,
-    /// Set when the process or its output has ended: how long the other is waited for.
+    /// Cancelled when nothing can be written to it any more.
+    deaf: CancellationToken,
+    /// Set when the process, its input or its output has ended: how long the others are waited for.
     until: Option<Instant>,
     junk: usize,
     max_message: usize,
@@ -76,6 +79,7 @@ impl Process {
             lines: FramedRead::new(output, codec),
             input: Arc::new(Mutex::new(Some(input))),
             status: None,
+            deaf: CancellationToken::new(),
             until: None,
             junk: 0,
             max_message,
@@ -94,14 +98,17 @@ impl Process {
                     biased;
                     line = self.lines.next() => if line.is_some() { return line },
                     status = self.child.wait() => self.status = status.ok(),
+                    () = self.deaf.cancelled() => {}
                 }
                 *self.until.insert(Instant::now() + LAST_WORDS)
             }
         };
-        if self.status.is_some() {
-            return timeout_at(until, self.lines.next()).await.unwrap_or(None);
+        if let Ok(Some(line)) = timeout_at(until, self.lines.next()).await {
+            return Some(line);
         }
-        self.status = timeout_at(until, self.child.wait()).await.ok().and_then(Result::ok);
+        if self.status.is_none() {
+            self.status = timeout_at(until, self.child.wait()).await.ok().and_then(Result::ok);
+        }
         None
     }
 
@@ -124,7 +131,7 @@ impl Transport<RoleClient> for Process {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        let input = self.input.clone();
+        let (input, deaf) = (self.input.clone(), self.deaf.clone());
         async move {
             let mut line = serde_json::to_vec(&message)?;
             line.push(b'\n');
@@ -132,8 +139,11 @@ impl Transport<RoleClient> for Process {
             let Some(input) = input.as_mut() else {
                 return Err(io::Error::new(io::ErrorKind::NotConnected, "the connection is closed"));
             };
-            input.write_all(&line).await?;
-            input.flush().await
+            // The reading side knows better why it cannot be written: it ends the connection, and so this request.
+            if input.write_all(&line).await.is_err() || input.flush().await.is_err() {
+                deaf.cancel();
+            }
+            Ok(())
         }
     }
 
@@ -163,6 +173,7 @@ impl Transport<RoleClient> for Process {
                 None => {
                     let reason = match self.status {
                         Some(status) => format!("its process ended ({status})"),
+                        None if self.deaf.is_cancelled() => "its process closed its input".to_owned(),
                         None => "its process closed its output".to_owned(),
                     };
                     self.ended.record(reason);

@@ -27,6 +27,18 @@ async fn lists_all_pages_and_calls() {
 }
 
 #[tokio::test]
+async fn answers_may_be_event_streams() {
+    let peer = Peer::start(Answers { stream: true, ..Answers::default() }).await;
+    let (mcp, server) = (mcp(settings()), peer.http("files"));
+    assert_eq!(mcp.tools(session(1), &[&server]).await.len(), 2);
+    text(&mcp, session(1), &server, "echo").await;
+    let error = failure(&mcp, session(1), &server, "cut").await;
+    assert_eq!(error, "server 'files': no answer: the connection closed; the call may have run");
+    text(&mcp, session(1), &server, "echo").await;
+    assert_eq!((Peer::count(&peer.initialized), Peer::count(&peer.called)), (2, 3));
+}
+
+#[tokio::test]
 async fn answers_that_are_errors() {
     let peer = Peer::start(Answers::default()).await;
     let (mcp, server) = (mcp(settings()), peer.http("files"));
@@ -80,6 +92,7 @@ async fn a_server_that_never_answers_is_skipped() {
     let servers = [&silent.http("silent"), &unset, &peer.http("files")];
     assert_eq!(names(&mcp.tools(session(1), &servers).await), [("files", "echo"), ("files", "fail")]);
     assert_eq!(mcp.live(), 1);
+    eventually("the end of the attempt", || Peer::count(&silent.abandoned), |count| *count == 1).await;
     let error = failure(&mcp, session(1), &silent.http("silent"), "echo").await;
     assert_eq!(error, "server 'silent': cannot connect: no answer within 300ms");
     let error = failure(&mcp, session(1), &unset, "echo").await;
@@ -88,7 +101,8 @@ async fn a_server_that_never_answers_is_skipped() {
 
 #[tokio::test]
 async fn the_first_of_two_tools_of_one_name_counts() {
-    let peer = Peer::start(Answers { extra: vec!["more".to_owned()], ..Answers::default() }).await;
+    let extra = ["more", "more"].map(str::to_owned).to_vec();
+    let peer = Peer::start(Answers { extra, ..Answers::default() }).await;
     let other = Peer::start(Answers::default()).await;
     let mcp = mcp(settings());
     let offered = mcp.tools(session(1), &[&other.http("b"), &peer.http("a"), &other.http("b")]).await;
@@ -165,6 +179,39 @@ async fn an_idle_connection_closes() {
 }
 
 #[tokio::test]
+async fn calls_at_the_same_time_share_a_connection() {
+    let peer = Peer::start(Answers::default()).await;
+    let (mcp, server) = (mcp(settings()), peer.http("files"));
+    let calls = (0..8).map(|_| text(&mcp, session(1), &server, "echo"));
+    assert_eq!(join_all(calls).await.len(), 8);
+    assert_eq!((mcp.live(), Peer::count(&peer.initialized)), (1, 1));
+}
+
+#[tokio::test]
+async fn closing_ends_a_running_call() {
+    for transport in [Peer::http, Peer::sse] {
+        let peer = Peer::start(Answers::default()).await;
+        let (mcp, server) = (mcp(settings()), transport(&peer, "files"));
+        let close = async {
+            eventually("the call", || Peer::count(&peer.called), |called| *called == 1).await;
+            mcp.close(session(1)).await;
+        };
+        let (error, ()) = tokio::join!(failure(&mcp, session(1), &server, "hang"), close);
+        assert!(error.contains("the connection closed"), "{error}");
+        assert_eq!(mcp.live(), 0);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_fails() {
+    let peer = Peer::start(Answers::default()).await;
+    let mcp = mcp(Settings { max_message: 64 * 1024, ..settings() });
+    let input = format!(r#"{{"a":"{}"}}"#, "x".repeat(128 * 1024));
+    let outcome = mcp.call(session(1), &peer.http("files"), "echo", &raw(&input), None).await;
+    assert!(matches!(&outcome, CallOutcome::Failed { error } if error.contains("65536 bytes")), "{outcome:?}");
+}
+
+#[tokio::test]
 async fn redirects_stay_at_the_origin() {
     let peer = Peer::start(Answers::default()).await;
     let mcp = mcp(settings());
@@ -183,5 +230,5 @@ async fn errors_do_not_show_the_url() {
         *url = "http://127.0.0.1:1/mcp?key=hush".to_owned();
     }
     let error = failure(&mcp(settings()), session(1), &server, "echo").await;
-    assert!(error.contains("cannot connect") && !error.contains("hush"), "{error}");
+    assert_eq!(error, "server 'files': cannot connect: Connection refused (os error 111)");
 }

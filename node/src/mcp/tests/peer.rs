@@ -22,6 +22,8 @@ pub(super) struct Peer {
     pub(super) initialized: AtomicUsize,
     pub(super) listed: AtomicUsize,
     pub(super) called: AtomicUsize,
+    /// Requests that the client gave up.
+    pub(super) abandoned: Arc<AtomicUsize>,
     /// Sessions that the client ended.
     pub(super) deleted: AtomicUsize,
     /// Event streams of the older transport, by session; removing one ends its stream.
@@ -37,6 +39,8 @@ pub(super) struct Answers {
     /// Names of the tools it offers beside its own.
     pub(super) extra: Vec<String>,
     pub(super) silent_initialize: bool,
+    /// Answers to POSTs are event streams.
+    pub(super) stream: bool,
     pub(super) endpoint: Option<String>,
 }
 
@@ -45,6 +49,7 @@ pub(super) enum Answer {
     Nothing,
     Hang,
     Garbage,
+    Cut,
 }
 
 impl Peer {
@@ -91,6 +96,7 @@ impl Peer {
         let result = match request["method"].as_str().unwrap_or_default() {
             "initialize" if self.answers.silent_initialize => return Answer::Hang,
             "initialize" => {
+                assert_eq!(params["protocolVersion"], "2025-11-25", "the newest version with this handshake");
                 self.initialized.fetch_add(1, Ordering::SeqCst);
                 json!({"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
                        "serverInfo": {"name": "peer", "version": "1"}})
@@ -108,6 +114,7 @@ impl Peer {
                     "other" => json!({"roots": []}),
                     "hang" => return Answer::Hang,
                     "garbage" => return Answer::Garbage,
+                    "cut" => return Answer::Cut,
                     _ => {
                         let error = json!({"code": -32602, "message": "Unknown tool"});
                         return Answer::Json(json!({"jsonrpc": "2.0", "id": id, "error": error}));
@@ -131,6 +138,14 @@ impl Peer {
     }
 }
 
+struct Abandoned(Arc<AtomicUsize>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 type Shared = State<Arc<Peer>>;
 
 async fn streamable(State(peer): Shared, method: Method, headers: HeaderMap, body: Bytes) -> Response {
@@ -149,7 +164,10 @@ async fn streamable(State(peer): Shared, method: Method, headers: HeaderMap, bod
     let request: Value = serde_json::from_slice(&body).unwrap();
     match peer.answer(&request) {
         Answer::Json(answer) => {
-            let mut response = axum::Json(answer).into_response();
+            let mut response = match peer.answers.stream {
+                true => event_stream(format!(": hi\n\nevent: message\ndata: {answer}\n\n")),
+                false => axum::Json(answer).into_response(),
+            };
             if request["method"] == "initialize" {
                 let id = format!("s{}", Peer::count(&peer.initialized));
                 peer.sessions.lock().unwrap().insert(id.clone());
@@ -158,7 +176,11 @@ async fn streamable(State(peer): Shared, method: Method, headers: HeaderMap, bod
             response
         }
         Answer::Nothing => StatusCode::ACCEPTED.into_response(),
-        Answer::Hang => std::future::pending().await,
+        Answer::Hang => {
+            let _counted_when_dropped = Abandoned(peer.abandoned.clone());
+            std::future::pending().await
+        }
+        Answer::Cut => event_stream(": bye\n\n"),
         Answer::Garbage => ([(header::CONTENT_TYPE, "application/json")], "<html>oops</html>").into_response(),
     }
 }
@@ -183,7 +205,13 @@ async fn events(State(peer): Shared, headers: HeaderMap) -> Response {
     let body = stream::unfold(receiver, |mut receiver| async move {
         receiver.recv().await.map(|event| (Ok::<_, std::convert::Infallible>(event), receiver))
     });
-    ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(body)).into_response()
+    event_stream(Body::from_stream(body))
+}
+
+fn event_stream(body: impl IntoResponse) -> Response {
+    let mut response = body.into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/event-stream"));
+    response
 }
 
 async fn message(
@@ -200,7 +228,7 @@ async fn message(
     let event = match peer.answer(&serde_json::from_slice(&body).unwrap()) {
         Answer::Json(answer) => format!("event: message\ndata: {answer}\n\n"),
         Answer::Garbage => "event: message\ndata: <html>oops</html>\n\n".to_owned(),
-        Answer::Nothing | Answer::Hang => return StatusCode::ACCEPTED,
+        Answer::Nothing | Answer::Hang | Answer::Cut => return StatusCode::ACCEPTED,
     };
     if let Some(stream) = peer.streams.lock().unwrap().get(id) {
         let _ = stream.send(event);

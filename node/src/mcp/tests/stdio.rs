@@ -94,7 +94,7 @@ async fn a_death_fails_the_call_and_the_next_reconnects() {
 }
 
 #[tokio::test]
-async fn a_death_between_calls_is_not_noticed() {
+async fn after_a_death_between_calls_the_next_reconnects() {
     let (mcp, server) = (mcp(settings()), server(&[]));
     let first = pids(&mcp, session(1), &server).await;
     let killed = tokio::process::Command::new("kill").args(["-9", &first[0]]).status().await.unwrap();
@@ -121,21 +121,31 @@ async fn hangs_garbage_and_floods_fail_and_the_next_call_reconnects() {
 }
 
 #[tokio::test]
+async fn a_server_that_stops_reading_is_given_up() {
+    let answer = r#"{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{"name":"sh","version":"1"}}"#;
+    let script = format!(r#"read line; exec 0<&-; echo '{{"jsonrpc":"2.0","id":0,"result":{answer}}}'; sleep 1000"#);
+    let mcp = mcp(Settings { close_grace: Duration::from_millis(100), ..settings() });
+    let error = failure(&mcp, session(1), &command("sh", &["-c", &script]), "x").await;
+    assert_eq!(error, "server 'bad': no answer: its process closed its input; the call may have run");
+    assert_eq!(mcp.live(), 0);
+    mcp.shutdown().await;
+}
+
+fn command(command: &str, args: &[&str]) -> ServerConfig {
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    let transport = Transport::Stdio { command: command.to_owned(), args, env: BTreeMap::new() };
+    ServerConfig { name: "bad".to_owned(), transport }
+}
+
+#[tokio::test]
 async fn a_program_that_cannot_be_started_is_skipped() {
     let mcp = mcp(Settings { connect_timeout: Duration::from_secs(2), ..settings() });
-    let stdio = |command: &str, args: &[&str]| ServerConfig {
-        name: "bad".to_owned(),
-        transport: Transport::Stdio {
-            command: command.to_owned(),
-            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
-            env: BTreeMap::new(),
-        },
-    };
     let cases = [
-        (stdio("no-such-program", &[]), "'no-such-program' cannot be started"),
-        (stdio("sh", &["-c", "exit 4"]), "its process ended (exit status: 4)"),
+        (command("no-such-program", &[]), "'no-such-program' cannot be started"),
+        (command("sh", &["-c", "exit 4"]), "its process ended (exit status: 4)"),
+        (command("sh", &["-c", "exec 1>&-; sleep 30"]), "its process closed its output"),
         (
-            stdio("sh", &["-c", "read line; echo '{\"jsonrpc\":\"2.0\",\"id\":0,\"result\":{}}'; sleep 9"]),
+            command("sh", &["-c", "read line; echo '{\"jsonrpc\":\"2.0\",\"id\":0,\"result\":{}}'; sleep 9"]),
             "not an MCP answer",
         ),
     ];
