@@ -1,8 +1,11 @@
 //! The server for durable, multi-client LLM agent sessions: everything of the program `baesrv` but its entry point.
 
+pub mod admin;
+pub mod app;
 pub mod auth;
 pub mod body;
 pub mod config;
+pub mod id;
 pub mod mcp;
 pub mod page;
 pub mod problem;
