@@ -233,10 +233,12 @@ impl Reader {
         Ok(events)
     }
 
-    /// Bytes that wait to be read, as far as the feed remembers; all of them count as many where it does not.
-    pub fn behind(&self) -> (u64, usize) {
-        let events = self.head().number.saturating_sub(self.seen);
-        let recent = locked(&self.feed.recent).after(self.seen);
-        (events, recent.map_or(0, |events| events.iter().map(|shown| shown.size()).sum()))
+    /// Bytes of what was committed after that number; without bound where the feed does not remember all of it.
+    pub fn size_after(&self, number: u64) -> usize {
+        if number >= self.head().number {
+            return 0;
+        }
+        let recent = locked(&self.feed.recent).after(number);
+        recent.map_or(usize::MAX, |events| events.iter().map(|shown| shown.size()).sum())
     }
 }

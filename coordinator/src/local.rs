@@ -275,8 +275,12 @@ impl Lease {
         let mut slots = self.shared.lock();
         if let Some(slot) = slots.get_mut(&self.session) {
             slot.owned = false;
+            slot.queue.ended();
             slot.released.notify_waiters();
-            if slot.idle() && slot.calls.is_empty() && !slot.stop.is_cancelled() {
+            if !slot.idle() && !slot.stop.is_cancelled() {
+                // Calls came in between the owner's last look and now.
+                slot.serve(&self.shared, self.session);
+            } else if slot.idle() && slot.calls.is_empty() && !slot.stop.is_cancelled() {
                 slots.remove(&self.session);
             }
         }

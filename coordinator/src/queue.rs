@@ -90,7 +90,8 @@ impl Queue {
             other.key == call.key && other.idempotency.as_ref().is_some_and(|(other_name, _)| other_name == name)
         };
         let digest_of = |other: &Call| other.idempotency.as_ref().map(|(_, digest)| *digest);
-        let verdict = |other: &Call| if digest_of(other) == Some(*digest) { Ok(other.id) } else { Err(Rejected::OtherParams) };
+        let verdict =
+            |other: &Call| if digest_of(other) == Some(*digest) { Ok(other.id) } else { Err(Rejected::OtherParams) };
         let entry = self.running.iter_mut().chain(&mut self.waiting).find(|entry| is_same(&entry.call))?;
         let verdict = verdict(&entry.call);
         if verdict.is_ok() {

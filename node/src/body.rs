@@ -54,6 +54,11 @@ pub async fn json<T: DeserializeOwned>(headers: &HeaderMap, body: Body, limit: u
 /// `bad_request`.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     use serde_json::error::Category;
+    // serde would read an array as the fields of a struct in their order.
+    let array = body.trim_ascii_start().starts_with(b"[");
+    if array && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
+        return Err(Problem::bad_request("invalid request body: invalid type: sequence, expected an object"));
+    }
     serde_json::from_slice(body).map_err(|error| match error.classify() {
         Category::Data => Problem::bad_request(format!("invalid request body: {error}")),
         Category::Syntax | Category::Eof | Category::Io => {
@@ -97,6 +102,11 @@ mod tests {
         let (status, detail) = sent(json, r#"{"name":1}"#).await.unwrap_err();
         assert_eq!(status, 400);
         assert!(detail.starts_with("invalid request body: invalid type: integer `1`, expected a string"), "{detail}");
+        let (status, detail) = sent(json, r#" ["a"]"#).await.unwrap_err();
+        assert_eq!(
+            (status, detail.as_str()),
+            (400, "invalid request body: invalid type: sequence, expected an object")
+        );
         let (status, detail) = sent(json, &"x".repeat(33)).await.unwrap_err();
         assert_eq!((status, detail.as_str()), (413, "the body is over the limit of 32 bytes"));
     }

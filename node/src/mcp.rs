@@ -27,9 +27,9 @@ pub use server::{Resolve, ServerConfig, Transport};
 use connection::{Connection, Dialer, Fault, Reply};
 use engine::ids::SessionId;
 use engine::json::Raw;
+use engine::toolbox::McpTool;
 use futures_util::future::join_all;
 use pool::Pool;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -82,19 +82,6 @@ impl Default for Settings {
     }
 }
 
-/// A tool as a server offered it when the session was created; stored with the session.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Offered {
-    /// The server's name.
-    pub server: String,
-    /// The tool's own name, under which the model sees it.
-    pub name: String,
-    /// What it is for.
-    pub description: Option<String>,
-    /// The JSON schema of its input.
-    pub input_schema: Raw,
-}
-
 /// What became of a call.
 #[derive(Debug, Clone)]
 pub enum CallOutcome {
@@ -141,7 +128,7 @@ impl Mcp {
 
     /// Connects all servers of a new session at once and returns their tools, in the order of the servers. A server that
     /// fails is logged and skipped; of two tools of one name the first counts.
-    pub async fn tools(&self, session: SessionId, servers: &[&ServerConfig]) -> Vec<Offered> {
+    pub async fn tools(&self, session: SessionId, servers: &[&ServerConfig]) -> Vec<McpTool> {
         let mut distinct: Vec<&ServerConfig> = Vec::with_capacity(servers.len());
         for server in servers {
             if !distinct.iter().any(|known| known.name == server.name) {
@@ -172,7 +159,7 @@ impl Mcp {
         offered
     }
 
-    async fn offered(&self, session: SessionId, server: &ServerConfig) -> Result<Vec<Offered>, Fault> {
+    async fn offered(&self, session: SessionId, server: &ServerConfig) -> Result<Vec<McpTool>, Fault> {
         let Inner { dialer, pool, .. } = &*self.inner;
         let lease = pool.lease(session, &server.name)?;
         let limit = dialer.settings.connect_timeout;

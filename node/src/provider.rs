@@ -99,7 +99,8 @@ impl Providers {
     }
 
     async fn exchange(&self, url: &str, headers: &HeaderMap, body: Bytes) -> Result<Reply, Fault> {
-        let response = self.http.post(url).headers(headers.clone()).body(body).send().await.map_err(|e| lost(None, e))?;
+        let response =
+            self.http.post(url).headers(headers.clone()).body(body).send().await.map_err(|e| lost(None, e))?;
         let status = response.status();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| wait(value, SystemTime::now()));
         let mut bytes = Vec::new();

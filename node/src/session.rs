@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-pub use owner::context;
+pub use drive::NO_SANDBOX_DRIVER;
 
 /// How long a closing waits for what runs.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ pub async fn serve_all(app: Arc<App>, mut leases: mpsc::UnboundedReceiver<Lease>
             lease = leases.recv() => {
                 let Some(lease) = lease else { return };
                 let app = Arc::clone(&app);
-                app.clone().owners.spawn(async move { owner::serve(app, lease).await });
+                app.clone().tasks.spawn(async move { owner::serve(app, lease).await });
             }
         }
     }
@@ -69,7 +69,7 @@ pub async fn sweep(app: Arc<App>) {
 /// `NotOpen` when it is closed or failed already; the database's.
 pub async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason: &'static str) -> Result<(), Error> {
     let app = Arc::clone(app);
-    let closing = app.clone().owners.spawn(async move {
+    let closing = app.clone().tasks.spawn(async move {
         app.log.begin_close(session, by, reason).await?;
         app.closing(session);
         let closed = stop_and_close(&app, session).await;
@@ -83,7 +83,7 @@ pub async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason: &'stat
 fn finish_closing(app: &Arc<App>, session: SessionId) {
     if app.closing(session) {
         let app = Arc::clone(app);
-        app.clone().owners.spawn(async move {
+        app.clone().tasks.spawn(async move {
             if let Err(error) = stop_and_close(&app, session).await {
                 tracing::warn!(%session, error = %error, "a closing could not be finished; it is tried again");
             }

@@ -199,7 +199,6 @@ async fn turn(c: &mut SqliteConnection, append: &Append) -> Result<Vec<Arc<Event
     Ok(events)
 }
 
-
 async fn free(
     c: &mut SqliteConnection,
     session: SessionId,

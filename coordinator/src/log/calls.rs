@@ -28,7 +28,12 @@ impl CallRecord {
             _ => None,
         };
         let first: i64 = row.try_get("first_event")?;
-        Ok(Self { id: CallId::read(row, "id")?, params_digest: row.try_get("params_digest")?, first: first as u64, ended })
+        Ok(Self {
+            id: CallId::read(row, "id")?,
+            params_digest: row.try_get("params_digest")?,
+            first: first as u64,
+            ended,
+        })
     }
 }
 

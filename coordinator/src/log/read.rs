@@ -91,11 +91,8 @@ impl Log {
     ) -> Result<Request, Error> {
         let (root, None) = (Request::root(stored)?, before) else { return Ok(Request::load(stored, before)?) };
         let Some(root) = root else { return Ok(Request::load(stored, None)?) };
-        let mut rows = sqlx::query(CHAIN)
-            .bind(session.0.as_slice())
-            .bind(root as i64)
-            .bind(number as i64)
-            .fetch(self.db.reader());
+        let mut rows =
+            sqlx::query(CHAIN).bind(session.0.as_slice()).bind(root as i64).bind(number as i64).fetch(self.db.reader());
         let mut before: Option<Request> = None;
         while let Some(row) = rows.try_next().await? {
             before = Some(Request::load(row.try_get("payload")?, before.as_ref())?);
@@ -170,12 +167,11 @@ impl Log {
             #[serde(default)]
             purpose: Option<String>,
         }
-        let mut rows = sqlx::query(
-            "SELECT kind, payload FROM events WHERE session = $1 AND number < $2 ORDER BY number DESC",
-        )
-        .bind(session.0.as_slice())
-        .bind(number as i64)
-        .fetch(self.db.reader());
+        let mut rows =
+            sqlx::query("SELECT kind, payload FROM events WHERE session = $1 AND number < $2 ORDER BY number DESC")
+                .bind(session.0.as_slice())
+                .bind(number as i64)
+                .fetch(self.db.reader());
         while let Some(row) = rows.try_next().await? {
             if row.try_get::<&str, _>("kind")? != "provider.response" {
                 continue;

@@ -6,7 +6,7 @@
 use super::server::{Resolve, ServerConfig, Transport, resolve_headers};
 use super::stdio::Process;
 use super::wire::Ended;
-use super::{Offered, Settings, http, lock, sse};
+use super::{McpTool, Settings, http, lock, sse};
 use engine::json::{Object, Raw, encode};
 use rmcp::RoleClient;
 use rmcp::model::{
@@ -126,7 +126,7 @@ impl Connection {
     }
 
     /// All pages of the server's tools, up to the bounds.
-    pub(super) async fn tools(&self, server: &str) -> Result<Vec<Offered>, Fault> {
+    pub(super) async fn tools(&self, server: &str) -> Result<Vec<McpTool>, Fault> {
         let mut offered = Vec::new();
         let mut bytes = 0;
         let mut cursor = None;
@@ -150,7 +150,7 @@ impl Connection {
                     );
                     return Ok(offered);
                 }
-                offered.push(Offered {
+                offered.push(McpTool {
                     server: server.to_owned(),
                     name: tool.name.into_owned(),
                     description,

@@ -66,6 +66,6 @@ async fn eventually<T: std::fmt::Debug>(what: &str, mut state: impl FnMut() -> T
     }
 }
 
-fn names(offered: &[Offered]) -> Vec<(&str, &str)> {
+fn names(offered: &[McpTool]) -> Vec<(&str, &str)> {
     offered.iter().map(|tool| (tool.server.as_str(), tool.name.as_str())).collect()
 }

@@ -207,10 +207,13 @@ impl Owner {
 
     /// Another call with the same idempotency key has started first: this one's callers follow it.
     async fn follow_winner(&self, call: CallId, opening: Option<&(Call, Gate)>) {
-        let name = opening.and_then(|(call, _)| call.idempotency.as_ref().map(|(name, digest)| (call.key, name, digest)));
+        let name =
+            opening.and_then(|(call, _)| call.idempotency.as_ref().map(|(name, digest)| (call.key, name, digest)));
         let Some((key, name, digest)) = name else { return };
         let progress = match self.app.log.call_by_key(self.session, key, name).await {
-            Ok(Some(winner)) if winner.params_digest.as_deref() == Some(digest.as_slice()) => Progress::Follow(winner.id),
+            Ok(Some(winner)) if winner.params_digest.as_deref() == Some(digest.as_slice()) => {
+                Progress::Follow(winner.id)
+            }
             Ok(Some(_)) => Progress::Refused(crate::api::other_params()),
             Ok(None) | Err(_) => Progress::Refused(RpcError::internal()),
         };
@@ -240,12 +243,7 @@ impl Owner {
 }
 
 fn row_of(call: &Call, gate: Gate) -> CallRow {
-    CallRow {
-        key: call.key,
-        idempotency: call.idempotency.clone(),
-        traceparent: call.traceparent.clone(),
-        gate,
-    }
+    CallRow { key: call.key, idempotency: call.idempotency.clone(), traceparent: call.traceparent.clone(), gate }
 }
 
 async fn call_mcp(app: &crate::app::App, session: engine::ids::SessionId, one: &Use) -> McpReply {
@@ -261,4 +259,3 @@ async fn call_mcp(app: &crate::app::App, session: engine::ids::SessionId, one: &
         crate::mcp::CallOutcome::Failed { error } => McpReply::Failed(error),
     }
 }
-

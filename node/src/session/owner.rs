@@ -193,7 +193,9 @@ impl Owner {
     async fn serve_call(&mut self, call: Call) -> Ended {
         let gate = match self.pause {
             Pause::None => turn::Gate::Free,
-            Pause::Until(owner, _) if owner == call.key && matches!(call.opening, Opening::Message(_)) => turn::Gate::Own,
+            Pause::Until(owner, _) if owner == call.key && matches!(call.opening, Opening::Message(_)) => {
+                turn::Gate::Own
+            }
             Pause::Until(..) => turn::Gate::Expired,
         };
         let record = match self.app.log.record(self.session, call.key).await {
@@ -226,12 +228,16 @@ impl Owner {
 }
 
 /// The data that decisions need, from the session's record.
-pub fn context(app: &App, record: Record) -> Context<'static> {
+pub(super) fn context(app: &App, record: Record) -> Context<'static> {
     let primary = app.providers.entry(&record.primary).cloned();
     let fallbacks = record.fallbacks.iter().filter_map(|name| {
         let entry = app.providers.entry(name);
         if entry.is_none() {
-            tracing::warn!(profile = record.profile_name, fallback = name, "a fallback provider is not configured; skipped");
+            tracing::warn!(
+                profile = record.profile_name,
+                fallback = name,
+                "a fallback provider is not configured; skipped"
+            );
         }
         entry.cloned()
     });

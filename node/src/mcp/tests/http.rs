@@ -12,7 +12,7 @@ async fn lists_all_pages_and_calls() {
     assert_eq!(offered[0].description.as_deref(), Some("does echo"));
     assert!(offered[0].input_schema.get().contains("9007199254740993"), "{}", offered[0].input_schema);
     // As it is stored with the session.
-    let stored: Vec<Offered> = serde_json::from_str(&serde_json::to_string(&offered).unwrap()).unwrap();
+    let stored: Vec<McpTool> = serde_json::from_str(&serde_json::to_string(&offered).unwrap()).unwrap();
     assert_eq!(stored[2].input_schema.get(), offered[2].input_schema.get());
 
     let trace = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01";
