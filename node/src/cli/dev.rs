@@ -15,6 +15,7 @@ use crate::logging;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
 use engine::provider::{Entry, Wire};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +74,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     let mut config = Config::load(&flags(&args, environment.as_ref())?, environment)?;
     logging::start(&config);
     let stop = signals::stop()?;
+    private_folder(&args.data)?;
     let ports = bind(&config).await?;
     let addresses = banner::Addresses::of(&ports)?;
     let db = Db::open(&config.database).await?;
@@ -128,6 +130,14 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
         ("admin_key_file", file("admin.key")),
     ]);
     Ok(Flags { values, ..Flags::default() })
+}
+
+/// Makes the data folder, if it is missing, for its owner alone: conversations are in it.
+fn private_folder(path: &Path) -> Result<(), Failure> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| {
+        Failure::Runtime(format!("cannot make the folder {}: {error}; give --data another", path.display()))
+    })
 }
 
 impl Vendor {

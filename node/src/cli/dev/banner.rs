@@ -48,7 +48,7 @@ pub(super) fn text(scene: &Scene<'_>) -> String {
     let key = client_key.expose_secret();
     let data = data.display();
     let model = match model {
-        Some(model) => format!("{model}"),
+        Some(model) => (*model).to_owned(),
         None => "demo, built in (set ANTHROPIC_API_KEY or OPENAI_API_KEY for a real one)".to_owned(),
     };
     let usual = addresses.client.to_string() == ADDR && data.to_string() == DATA;
