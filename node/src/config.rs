@@ -182,7 +182,7 @@ impl Config {
         absent(&settings)?;
         let beside = database.with_file_name("admin.key");
         Ok(Self {
-            addr: settings.parsed("addr", ADDRESS, address)?.unwrap_or(([0, 0, 0, 0], 8080).into()),
+            addr: settings.parsed("addr", ADDRESS, address)?.unwrap_or_else(|| ([0, 0, 0, 0], 8080).into()),
             admin_addr: admin_addr(&settings)?,
             admin_auth: if flags.disable_admin_auth { AdminAuth::Disabled } else { AdminAuth::Required },
             admin_key: admin_key(&settings)?,
@@ -232,7 +232,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 }
 
 fn admin_addr(settings: &Settings<'_>) -> Result<SocketAddr, Usage> {
-    let addr = settings.parsed("admin_addr", ADDRESS, address)?.unwrap_or(([127, 0, 0, 1], 8081).into());
+    let addr = settings.parsed("admin_addr", ADDRESS, address)?.unwrap_or_else(|| ([127, 0, 0, 1], 8081).into());
     if !addr.ip().to_canonical().is_loopback() && !settings.switch("admin_allow_remote")? {
         return Err(Usage::new(format!(
             "the admin port must not be reachable from elsewhere, and {addr} may be; use a loopback address, or set \

@@ -92,12 +92,12 @@ impl Settings<'_> {
     /// A time in seconds above zero; parts of seconds may follow a point.
     pub fn seconds(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
         let parse = |text: &str| seconds(text).filter(|time| !time.is_zero());
-        Ok(self.parsed(name, "a number of seconds above 0", parse)?.unwrap_or(Duration::from_secs(default)))
+        Ok(self.parsed(name, "a number of seconds above 0", parse)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
 
     /// A time in seconds, of which zero has a meaning of its own.
     pub fn seconds_or_zero(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
-        Ok(self.parsed(name, "a number of seconds", seconds)?.unwrap_or(Duration::from_secs(default)))
+        Ok(self.parsed(name, "a number of seconds", seconds)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
 
     /// A whole number above zero.
