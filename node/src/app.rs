@@ -186,7 +186,7 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
     tokio::try_join!(clients, admin, drained)?;
     background.wait().await;
     app.mcp.shutdown().await;
-    app.db.clone().close().await;
+    app.db.close().await;
     Ok(())
 }
 
