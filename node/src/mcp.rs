@@ -2,6 +2,10 @@
 
 use secrecy::SecretString;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Turns a configured header value into the one that is sent.
+pub type Resolve = Arc<dyn Fn(&str) -> Result<SecretString, String> + Send + Sync>;
 
 /// One entry of `[[mcp.servers]]`.
 #[derive(Debug, Clone)]
