@@ -5,12 +5,16 @@
 
 pub mod accounts;
 mod error;
+pub mod feed;
+pub mod local;
+pub mod log;
+pub mod queue;
 mod sqlite;
 
 pub use error::Error;
 pub use sqlite::Db;
 
-/// The bytes of a new id: a UUIDv7, so ids made on one node sort by creation.
+/// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (companion 1.1).
 pub fn fresh_id() -> [u8; 16] {
     uuid::Uuid::now_v7().into_bytes()
 }

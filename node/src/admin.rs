@@ -20,7 +20,6 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{delete, get};
-use coordinator::accounts::Accounts;
 use std::sync::Arc;
 
 /// Bytes of a body at most: a profile with thousands of tools fits.
@@ -61,12 +60,6 @@ async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next)
         }
     }
     Ok(next.run(request).await)
-}
-
-impl App {
-    fn accounts(&self) -> Accounts {
-        Accounts::new(self.db.clone())
-    }
 }
 
 /// Fails if a text of a body cannot be a name.

@@ -1,1 +1,20 @@
-//! Placeholder
+//! A bench for black-box tests of the server: real `baesrv` processes, peers that can be told to misbehave, and a
+//! client that shows every byte.
+//!
+//! Nothing here knows how the server works inside. What a test expects comes from the API's contract, what it sees comes
+//! from the wire, from the log as readers get it, or from the database file.
+#![allow(clippy::unwrap_used)]
+
+pub mod admin;
+pub mod client;
+pub mod database;
+pub mod history;
+pub mod http1;
+pub mod log;
+pub mod mcp;
+pub mod poll;
+pub mod ports;
+pub mod provider;
+pub mod server;
+pub mod transcript;
+pub mod world;

@@ -1,8 +1,8 @@
 //! JSON that is passed on unchanged (companion 1.4): looked into without being re-encoded.
 //!
 //! Values stay `RawValue` text: key order, number text, escapes and depth survive. Nothing here recurses, so depth cannot
-//! overflow the stack. Everything that enters the product goes through [`one_line`] first, because a value with a raw line
-//! break in its white space would break the NDJSON framing.
+//! overflow the stack. Everything that enters the product goes through [`read`], because a value with a raw line break in its
+//! white space would break the NDJSON framing.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::{RawValue, to_raw_value};
@@ -22,9 +22,24 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// Parses what came from outside as one JSON value, and makes it one line. Line breaks go only after parsing: one inside a
+/// string makes the text invalid, and must not be taken out unseen.
+pub fn read(bytes: &[u8]) -> Result<Raw, serde_json::Error> {
+    let raw: &RawValue = serde_json::from_slice(bytes)?;
+    Ok(RawValue::from_string(one_line(raw.get()).into_owned())?.into())
+}
+
 /// Parses a whole text as one JSON value.
 pub fn parse(text: &str) -> Result<Raw, serde_json::Error> {
     serde_json::from_str::<&RawValue>(text).map(|raw| Arc::from(raw.to_owned()))
+}
+
+/// What is wrong with a text, without the place. Inside a body of which the reader sees one field, the place is misleading,
+/// and the contract shows these texts without it.
+pub fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
 /// Encodes a value of our own. Falls back to `null` for what JSON cannot hold, which none of our types contain.

@@ -3,8 +3,18 @@
 //! answer back.
 
 pub mod event;
+pub mod history;
 pub mod ids;
 pub mod json;
 pub mod message;
+pub mod open;
+pub mod outcome;
+pub mod params;
 pub mod provider;
 pub mod request;
+pub mod round;
+pub mod rpc;
+pub mod subagent;
+pub mod toolbox;
+pub mod tools;
+pub mod turn;

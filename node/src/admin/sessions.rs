@@ -6,8 +6,8 @@ use crate::page::{Items, Page, pairs};
 use crate::problem::Problem;
 use axum::Json;
 use axum::extract::State;
-use axum::http::{Uri, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::Uri;
+use axum::response::Response;
 use coordinator::Error;
 use coordinator::accounts::{self, ListedSession};
 use engine::event::timestamp;
@@ -54,13 +54,10 @@ pub(super) async fn events(
     Id(session): Id<SessionId>,
     page: Page<u64>,
 ) -> Result<Response, Problem> {
-    let (events, next) =
-        app.events_page(session, page.cursor.unwrap_or(0), page.limit).await.map_err(|error| match error {
-            Error::NotFound => SessionId::absent(),
-            error => error.into(),
-        })?;
-    let next = next.map_or_else(|| "null".to_owned(), |cursor| format!("\"{cursor}\""));
-    // The events are JSON already, and stay as they are.
-    let body = format!("{{\"items\":[{}],\"next_cursor\":{next}}}", events.join(","));
-    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    let absent = |error| match error {
+        Error::NotFound => SessionId::absent(),
+        error => error.into(),
+    };
+    app.log.row(session).await.map_err(absent)?;
+    Ok(crate::api::events::page(&app, session, page).await?)
 }

@@ -1,14 +1,13 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::auth::Auth;
 use crate::config::{Config, Flags};
 use coordinator::Db;
+use coordinator::accounts::Accounts;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use tokio_util::task::TaskTracker;
 
 const KEY: &str = "bae_admin_0123456789abcdef0123456789abcdef0123456789abcdef";
 const FILE: &str = r#"
@@ -62,7 +61,7 @@ impl Port {
         let config = Config::build(&flags, Arc::new(environment), FILE).unwrap();
         let accounts = Accounts::new(db.clone());
         key::prepare(&config, &accounts).await.unwrap();
-        let app = Arc::new(App { db, config, auth: Auth::new(accounts), tasks: TaskTracker::new() });
+        let (app, _) = App::new(config, db).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let router = router(app.clone());

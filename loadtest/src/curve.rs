@@ -1,0 +1,93 @@
+//! How the own share moves with the number of the turn in its session.
+//!
+//! A longer conversation is sent to the provider whole and comes back whole in the terminal answer, so every row also says
+//! how many bytes moved and what moving them costs on this machine without any product; the rest is what must stay level.
+
+use serde::Serialize;
+
+use crate::echo::{Echo, Exchange};
+use crate::run::Turn;
+use crate::stats::{Latency, round};
+
+/// Exchanges measured for each size.
+const SAMPLES: u32 = 200;
+
+/// Turns `first..=last` of every session.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub first_turn: u32,
+    pub last_turn: u32,
+    pub own_mean_ms: f64,
+    pub own_p50_ms: f64,
+    /// Mean size of the terminal frame, of the whole stream, and of the (last) request to the provider.
+    pub terminal_bytes: u64,
+    pub stream_bytes: u64,
+    pub request_bytes: u64,
+    /// p50 of bare exchanges that move the same bytes: the caller's and the provider's.
+    pub bare_ms: f64,
+    /// Own p50 less the bare exchanges.
+    pub rest_ms: f64,
+}
+
+/// The ranges that are shown for sessions of `turns` turns.
+pub fn ranges(turns: u32) -> Vec<(u32, u32)> {
+    let mut ranges = vec![(1, turns.min(10))];
+    if turns >= 15 {
+        ranges.push((6, 15));
+    }
+    if turns >= 100 {
+        ranges.extend((0..10).map(|tenth| (tenth * turns / 10 + 1, (tenth + 1) * turns / 10)));
+    }
+    if turns > 20 {
+        ranges.push((turns - 9, turns));
+    }
+    ranges
+}
+
+pub async fn rows(turns: &[Turn], echo: &Echo, length: u32, message_bytes: usize) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (first_turn, last_turn) in ranges(length) {
+        let within: Vec<&Turn> = turns.iter().filter(|turn| (first_turn..=last_turn).contains(&turn.number)).collect();
+        if within.is_empty() {
+            continue;
+        }
+        let own: Latency = within.iter().map(|turn| turn.own).collect();
+        let mean = |bytes: fn(&Turn) -> u64| within.iter().map(|turn| bytes(turn)).sum::<u64>() / within.len() as u64;
+        let (terminal_bytes, stream_bytes) = (mean(|turn| turn.terminal_bytes), mean(|turn| turn.stream_bytes));
+        let request_bytes = mean(|turn| turn.request_bytes);
+        let answered = Exchange { request_bytes: message_bytes, answer_bytes: size(stream_bytes) };
+        let asked = Exchange { request_bytes: size(request_bytes), answer_bytes: message_bytes };
+        let bare_ms =
+            echo.measure(1, SAMPLES, answered).await?.p50_ms() + echo.measure(1, SAMPLES, asked).await?.p50_ms();
+        let own = own.summary();
+        rows.push(Row {
+            first_turn,
+            last_turn,
+            own_mean_ms: own.mean_ms,
+            own_p50_ms: own.p50_ms,
+            terminal_bytes,
+            stream_bytes,
+            request_bytes,
+            bare_ms: round(bare_ms),
+            rest_ms: round(own.p50_ms - bare_ms),
+        });
+    }
+    Ok(rows)
+}
+
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cover_the_beginning_the_tenths_and_the_end() {
+        assert_eq!(ranges(5), [(1, 5)]);
+        assert_eq!(ranges(30), [(1, 10), (6, 15), (21, 30)]);
+        let thousand = ranges(1000);
+        assert_eq!((thousand.len(), thousand[2], thousand[11], thousand[12]), (13, (1, 100), (901, 1000), (991, 1000)));
+    }
+}

@@ -1,0 +1,178 @@
+//! The model's history (companion 4): what a provider is shown of the session's log.
+//!
+//! Grows by what happens; each message remembers the event it came from, so that a completed compaction can point at where
+//! history starts anew. What goes upstream is normalised for formats that want a user first and roles alternating.
+
+use crate::ids::EventId;
+use crate::json::{self, Object, Raw};
+use crate::message::{Message, Role};
+use crate::request::Normalized;
+use std::sync::Arc;
+
+/// The fixed text in front of a summary (companion 7.2), and of a history that does not start with a user.
+pub const PREAMBLE: &str = "The earlier part of this conversation was compacted. A summary follows.";
+
+/// The messages so far.
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    messages: Vec<Message>,
+    events: Vec<EventId>,
+}
+
+impl History {
+    /// Adds what an event says. A message without content is left out: no provider takes one.
+    pub fn push(&mut self, event: EventId, role: Role, content: &Raw) {
+        if !matches!(content.get(), "[]" | "\"\"") {
+            self.messages.push(Message { role, content: strip(content) });
+            self.events.push(event);
+        }
+    }
+
+    /// Forgets everything before that event. If it is not there the reference is broken: then nothing is forgotten.
+    pub fn start_at(&mut self, event: EventId) {
+        if let Some(at) = self.events.iter().position(|e| *e == event) {
+            self.messages.drain(..at);
+            self.events.drain(..at);
+        }
+    }
+
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Bytes of content held.
+    pub fn bytes(&self) -> usize {
+        self.messages.iter().map(|message| message.content.get().len()).sum()
+    }
+
+    /// What is sent: this history, then `last` if given, normalised.
+    pub fn upstream(&self, last: Option<Message>) -> (Vec<Message>, Option<Normalized>) {
+        normalize(self.messages.iter().cloned().chain(last))
+    }
+}
+
+/// Starts with `user` and alternates, as Anthropic demands (companion 4.3).
+fn normalize(messages: impl Iterator<Item = Message>) -> (Vec<Message>, Option<Normalized>) {
+    let mut changes = Normalized::default();
+    let mut out: Vec<Message> = Vec::new();
+    for (index, message) in messages.enumerate() {
+        match out.last_mut() {
+            None if message.role == Role::Assistant => {
+                changes.prepended_user = true;
+                out.push(Message { role: Role::User, content: json::encode(PREAMBLE) });
+                out.push(message);
+            }
+            Some(last) if last.role == message.role => {
+                last.content = concat(&last.content, &message.content);
+                match changes.merged.last_mut() {
+                    Some(run) if run.last() == Some(&(index - 1)) => run.push(index),
+                    _ => changes.merged.push(vec![index - 1, index]),
+                }
+            }
+            _ => out.push(message),
+        }
+    }
+    let changed = changes != Normalized::default();
+    (out, changed.then_some(changes))
+}
+
+/// One content with the blocks of both.
+fn concat(a: &Raw, b: &Raw) -> Raw {
+    let (a, b) = (blocks(a), blocks(b));
+    json::join(a.iter().chain(&b).map(|block| &**block))
+}
+
+/// Content as blocks; a string becomes one text block.
+pub fn blocks(content: &Raw) -> Vec<Raw> {
+    match json::array(content) {
+        Some(blocks) => blocks.into_iter().map(|block| Raw::from(block.to_owned())).collect(),
+        None => vec![json::built(format!(r#"{{"type":"text","text":{content}}}"#))],
+    }
+}
+
+/// Content without what providers must not see: `dispatch` and `caller` of tool uses.
+pub fn strip(content: &Raw) -> Raw {
+    const OURS: [&str; 2] = ["dispatch", "caller"];
+    let Some(blocks) = json::array(content) else { return Arc::clone(content) };
+    let stripped: Vec<Option<Raw>> = blocks
+        .iter()
+        .map(|block| {
+            let members = Object::parse(block)?;
+            let ours =
+                members.str("type").as_deref() == Some("tool_use") && OURS.iter().any(|key| members.get(key).is_some());
+            ours.then(|| members.without(&OURS))
+        })
+        .collect();
+    if stripped.iter().all(Option::is_none) {
+        return Arc::clone(content);
+    }
+    json::join(blocks.iter().zip(&stripped).map(|(block, stripped)| stripped.as_deref().unwrap_or(block)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn id(n: u8) -> EventId {
+        EventId([n; 16])
+    }
+
+    #[test]
+    fn ours_is_stripped_and_the_rest_is_kept() {
+        let content = json::parse(
+            r#"[{"type":"text","dispatch":"kept"},{"type":"tool_use","input":{"b":1.10},"dispatch":"mcp","caller":{}}]"#,
+        );
+        let stripped = strip(&content.expect("json"));
+        assert_eq!(stripped.get(), r#"[{"type":"text","dispatch":"kept"},{"type":"tool_use","input":{"b":1.10}}]"#);
+    }
+
+    #[test]
+    fn a_broken_reference_loses_nothing() {
+        let mut history = History::default();
+        history.push(id(1), Role::User, &json::encode("a"));
+        history.start_at(id(9));
+        assert_eq!(history.len(), 1);
+        history.push(id(2), Role::Assistant, &json::encode("b"));
+        history.start_at(id(2));
+        let (messages, normalized) = history.upstream(None);
+        assert_eq!((messages.len(), messages[0].role), (2, Role::User));
+        assert_eq!(normalized.map(|n| n.prepended_user), Some(true));
+    }
+
+    proptest! {
+        /// Any history becomes one that starts with a user and alternates, with every block once and in order.
+        #[test]
+        fn normalised_histories_alternate(turns in proptest::collection::vec((any::<bool>(), 0..3usize), 0..12)) {
+            let mut history = History::default();
+            let mut texts = Vec::new();
+            for (n, (user, shape)) in turns.iter().enumerate() {
+                let content = match shape {
+                    0 => json::encode(&format!("t{n}")),
+                    1 => json::built(format!(r#"[{{"type":"text","text":"t{n}"}}]"#)),
+                    _ => json::built("[]".into()),
+                };
+                if *shape < 2 {
+                    texts.push(format!("t{n}"));
+                }
+                history.push(id(n as u8), if *user { Role::User } else { Role::Assistant }, &content);
+            }
+            let (messages, normalized) = history.upstream(None);
+            for (i, message) in messages.iter().enumerate() {
+                prop_assert_eq!(message.role == Role::User, i % 2 == 0);
+            }
+            let seen: Vec<String> = messages.iter().flat_map(|m| blocks(&m.content))
+                .map(|b| Object::parse(&b).and_then(|o| o.str("text").map(|t| t.into_owned())).unwrap_or_default()).collect();
+            let skip = usize::from(normalized.as_ref().is_some_and(|n| n.prepended_user));
+            prop_assert_eq!(&seen[skip..], &texts[..]);
+            let merged: usize = normalized.iter().flat_map(|n| &n.merged).map(|run| run.len() - 1).sum();
+            prop_assert_eq!(messages.len(), texts.len() - merged + skip);
+        }
+    }
+}

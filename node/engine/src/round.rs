@@ -1,0 +1,255 @@
+//! One round of tool uses: what the model asked for in one answer, where each goes, what came back.
+//!
+//! Also the merge of a continuation (client API, "Server-side merge"; companion 3.6): one result per tool use, in the order
+//! of the uses, the server's own first-class.
+
+use crate::history::{blocks, strip};
+use crate::ids::{EventId, KeyId};
+use crate::json::{self, Object, Raw};
+use crate::message::Role;
+use crate::params::SendMessage;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What an unanswered client tool use is answered with when its pause is given up (companion 3.5).
+pub const ABANDONED: &str = "Client tool call was abandoned before returning a result.";
+
+/// Who runs a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dispatch {
+    /// The acting client; the turn pauses for it.
+    Client,
+    /// An MCP server, or none where no server offers it.
+    Mcp,
+    /// The session's remote sandbox.
+    Sandbox,
+    /// A remote subagent.
+    Subagent,
+}
+
+/// A tool use and where it goes: the payload of `tool.call`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Use {
+    /// The model's id of it, echoed by its result.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments, verbatim.
+    pub input: Raw,
+    /// Decided once, in the append that records the answer.
+    pub dispatch: Dispatch,
+    /// The MCP server that offers it.
+    pub server_name: Option<String>,
+}
+
+/// The payload of a `tool.result` the server made.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ToolResult {
+    /// Which use it answers.
+    pub tool_use_id: String,
+    /// Who ran it.
+    pub dispatch: Dispatch,
+    /// The MCP server that ran it.
+    pub server_name: Option<String>,
+    /// Whether the model should take it as a failure.
+    #[serde(default)]
+    pub is_error: bool,
+    /// What the model sees: a string or blocks.
+    pub content: Raw,
+}
+
+impl ToolResult {
+    /// The `tool_result` block in the history.
+    pub fn block(&self) -> Raw {
+        let id = json::encode(&self.tool_use_id);
+        let error = if self.is_error { r#","is_error":true"# } else { "" };
+        json::built(format!(r#"{{"type":"tool_result","tool_use_id":{id},"content":{}{error}}}"#, self.content))
+    }
+}
+
+/// One text block as content.
+pub fn text_content(text: &str) -> Raw {
+    json::built(format!(r#"[{{"type":"text","text":{}}}]"#, json::encode(text)))
+}
+
+/// The round, from the answer that asked to the message that answers.
+#[derive(Debug, Clone)]
+pub struct Round {
+    /// Whose turn it is; after a pause, who may answer.
+    pub key: KeyId,
+    /// The event of the answer.
+    pub event: EventId,
+    /// The answer's content, verbatim.
+    pub content: Raw,
+    /// Its tool uses, in order.
+    pub uses: Vec<Use>,
+    /// The server's results so far, as blocks, one place per use.
+    pub results: Vec<Option<Raw>>,
+    /// The request of the first unanswered server use is logged, its response is not.
+    pub running: bool,
+}
+
+/// A continuation merged with the server's results.
+#[derive(Debug)]
+pub struct Merged {
+    /// The content of the user message.
+    pub content: Raw,
+    /// The client uses' results, in order.
+    pub results: Vec<ClientResult>,
+}
+
+/// A client use's result.
+#[derive(Debug)]
+pub struct ClientResult {
+    /// The `tool_result` block, as sent or made up.
+    pub block: Raw,
+    /// Payload of its `tool.result` event.
+    pub payload: Raw,
+    /// Whether the client sent it; else the server made it up.
+    pub sent: bool,
+}
+
+impl Round {
+    /// The first server use without a result.
+    pub fn next(&self) -> Option<usize> {
+        self.uses.iter().zip(&self.results).position(|(u, result)| u.dispatch != Dispatch::Client && result.is_none())
+    }
+
+    /// Whether the client has something to answer.
+    pub fn needs_client(&self) -> bool {
+        self.uses.iter().any(|u| u.dispatch == Dispatch::Client)
+    }
+
+    /// Records a server result.
+    pub fn answer(&mut self, result: &ToolResult) {
+        let place = self.uses.iter().position(|u| u.id == result.tool_use_id);
+        if let Some(slot) = place.and_then(|place| self.results.get_mut(place)) {
+            *slot = Some(result.block());
+            self.running = false;
+        }
+    }
+
+    /// The answer's content with every tool use tagged with its dispatch, as clients see a pause.
+    pub fn tagged(&self) -> Raw {
+        let content = blocks(&self.content);
+        let tagged: Vec<Raw> = content
+            .into_iter()
+            .map(|block| {
+                let used = Object::parse(&block).filter(|b| b.str("type").as_deref() == Some("tool_use"));
+                let found = used.and_then(|b| {
+                    let id = b.str("id")?;
+                    let one = self.uses.iter().find(|u| u.id == id)?;
+                    Some(b.with(&[("dispatch", &json::encode(&one.dispatch))]))
+                });
+                found.unwrap_or(block)
+            })
+            .collect();
+        json::join(tagged.iter().map(|block| &**block))
+    }
+
+    /// The answer's content as providers see it.
+    pub fn upstream(&self) -> Raw {
+        strip(&self.content)
+    }
+
+    /// All results of a round that no client is part of; none while one is missing.
+    pub fn server_results(&self) -> Option<Raw> {
+        let results: Option<Vec<&Raw>> = self.results.iter().map(Option::as_ref).collect();
+        results.map(|results| json::join(results.into_iter().map(|r| &**r)))
+    }
+
+    /// The round given up: made-up errors for the client's uses, then `others`.
+    pub fn abandon(&self, others: &[Raw]) -> Merged {
+        self.merge(&[], others)
+    }
+
+    /// Merges what the owner sent while this round is paused: results (an answer), or a plain message (which abandons).
+    ///
+    /// # Errors
+    /// Why the answer does not fit: the session cannot go on with it.
+    pub fn continue_with(&self, message: &SendMessage) -> Result<Merged, String> {
+        if message.role != Role::User.as_str() {
+            return Err(format!("the message's role is {:?}; tool results come from \"user\"", message.role));
+        }
+        let content = blocks(&message.content);
+        if !message.answers {
+            return Ok(self.abandon(&content));
+        }
+        let (mut results, mut others): (Vec<(String, Raw)>, Vec<Raw>) = (Vec::new(), Vec::new());
+        for block in content {
+            let answered = Object::parse(&block)
+                .filter(|b| b.str("type").as_deref() == Some("tool_result"))
+                .and_then(|b| b.str("tool_use_id").map(|id| id.into_owned()));
+            let Some(id) = answered else {
+                others.push(block);
+                continue;
+            };
+            match self.uses.iter().find(|u| u.id == id).map(|u| u.dispatch) {
+                None => return Err(format!("no tool use of the paused turn has the id {id:?}")),
+                Some(Dispatch::Client) if results.iter().any(|(seen, _)| *seen == id) => {
+                    return Err(format!("two results for the tool use {id:?}"));
+                }
+                Some(Dispatch::Client) => results.push((id, block)),
+                // The server has its own result; the client's copy is dropped.
+                Some(Dispatch::Mcp | Dispatch::Sandbox | Dispatch::Subagent) => {}
+            }
+        }
+        if let Some(missing) = self.client_uses().find(|u| results.iter().all(|(id, _)| *id != u.id)) {
+            return Err(format!("no result for the tool use {:?}", missing.id));
+        }
+        Ok(self.merge(&results, &others))
+    }
+
+    fn client_uses(&self) -> impl Iterator<Item = &Use> {
+        self.uses.iter().filter(|u| u.dispatch == Dispatch::Client)
+    }
+
+    fn merge(&self, sent: &[(String, Raw)], others: &[Raw]) -> Merged {
+        let (mut content, mut results) = (Vec::with_capacity(self.uses.len() + others.len()), Vec::new());
+        for (u, own) in self.uses.iter().zip(&self.results) {
+            if u.dispatch != Dispatch::Client {
+                content.extend(own.clone());
+                continue;
+            }
+            let result = match sent.iter().find(|(id, _)| *id == u.id) {
+                Some((_, block)) => {
+                    ClientResult { block: Arc::clone(block), payload: client_payload(block), sent: true }
+                }
+                None => {
+                    let made_up = abandoned(u);
+                    ClientResult { block: made_up.block(), payload: json::encode(&made_up), sent: false }
+                }
+            };
+            content.push(Arc::clone(&result.block));
+            results.push(result);
+        }
+        Merged { content: json::join(content.iter().chain(others).map(|block| &**block)), results }
+    }
+}
+
+/// The made-up result of a client use.
+fn abandoned(u: &Use) -> ToolResult {
+    ToolResult {
+        tool_use_id: u.id.clone(),
+        dispatch: Dispatch::Client,
+        server_name: None,
+        is_error: true,
+        content: json::encode(ABANDONED),
+    }
+}
+
+/// Payload of the `tool.result` of a block a client sent: the block, plus the event's fields (companion 6).
+fn client_payload(block: &Raw) -> Raw {
+    let Some(members) = Object::parse(block) else { return Arc::clone(block) };
+    let (client, null, no, empty) =
+        (json::encode(&Dispatch::Client), json::encode(&()), json::encode(&false), json::encode(""));
+    let mut fields = vec![("dispatch", &*client), ("server_name", &*null)];
+    if members.get("is_error").is_none() {
+        fields.push(("is_error", &*no));
+    }
+    if members.get("content").is_none() {
+        fields.push(("content", &*empty));
+    }
+    members.with(&fields)
+}

@@ -1,0 +1,187 @@
+//! Remote subagents, as far as they are decisions: what a call launches, and the texts the model gets (companion 8.2 to 8.6).
+//!
+//! A call that fails a check is answered with an error `tool_result` and launches nothing. The texts never repeat the prompt.
+
+pub mod template;
+
+use crate::ids::SubagentId;
+use crate::json::{self, Object, Raw};
+use crate::tools::subagent::{PromptVia, SubagentTool};
+use crate::tools::{SUBAGENT_STATUS, offered};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::fmt::Write;
+pub use template::{Rendered, render};
+
+/// A launch that passed every check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    /// The harness's name.
+    pub harness: String,
+    /// The model it shall use.
+    pub model: String,
+    /// What it runs in.
+    pub image: String,
+    /// Command and standard input.
+    pub rendered: Rendered,
+    /// The harness's own time limit, if it has one.
+    pub timeout_secs: Option<u64>,
+}
+
+/// Where a session stands when a launch is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Room<'a> {
+    /// The profile's images.
+    pub available_sandboxes: &'a [String],
+    /// Subagents of the session that run.
+    pub running: usize,
+    /// How many may.
+    pub max: usize,
+}
+
+/// Decides a call of a subagent tool (companion 8.2); the error is the text of its result.
+pub fn launch(input: &RawValue, tool: &SubagentTool, room: Room<'_>) -> Result<Launch, String> {
+    let refused = |what: std::fmt::Arguments<'_>| Err(format!("subagent error: {what}"));
+    let Some(input) = Object::parse(input) else { return refused(format_args!("the input must be an object")) };
+    let text = |key: &str| input.str(key).filter(|text| !text.trim().is_empty());
+    let asked = text("harness");
+    let Some(harness) = tool.subagents.iter().find(|harness| asked.as_deref() == Some(&harness.name)) else {
+        return refused(format_args!("`harness` must be one of: {}", harnesses(tool)));
+    };
+    let Some(model) = text("model") else { return refused(format_args!("`model` must be a non-blank string")) };
+    let Some(prompt) = text("prompt") else { return refused(format_args!("`prompt` must be a non-blank string")) };
+    // No command line can carry it; standard input can.
+    if model.contains('\0') || (harness.prompt_via == PromptVia::Arg && prompt.contains('\0')) {
+        return refused(format_args!("`model` and `prompt` must not contain NUL characters"));
+    }
+    let image = &tool.image;
+    if !room.available_sandboxes.contains(image) {
+        return refused(format_args!("image '{image}' is not in the profile's available_sandboxes"));
+    }
+    if room.running >= room.max {
+        return refused(format_args!(
+            "{} subagents are already running in this session, which is the limit; wait for one to finish",
+            room.running
+        ));
+    }
+    Ok(Launch {
+        harness: harness.name.clone(),
+        image: image.clone(),
+        rendered: render(&harness.command_template, &model, &prompt, harness.prompt_via),
+        timeout_secs: harness.timeout_secs,
+        model: model.into_owned(),
+    })
+}
+
+fn harnesses(tool: &SubagentTool) -> String {
+    let mut names = String::new();
+    for (i, harness) in tool.subagents.iter().enumerate() {
+        let _ = write!(names, "{}{}", if i > 0 { ", " } else { "" }, harness.name);
+    }
+    names
+}
+
+/// The text of a successful launch's result (companion 8.4): JSON, for one text block.
+pub fn started(id: SubagentId, launch: &Launch) -> String {
+    #[derive(Serialize)]
+    struct Started<'a> {
+        subagent_id: SubagentId,
+        harness: &'a str,
+        model: &'a str,
+        status: &'static str,
+    }
+    let started = Started { subagent_id: id, harness: &launch.harness, model: &launch.model, status: "started" };
+    json::encode(&started).get().to_owned()
+}
+
+/// The status tool as it is offered while the session tracks a subagent (companion 8.6).
+pub fn status_tool() -> Raw {
+    let schema = json::built(
+        r#"{"type":"object","properties":{"subagent_id":{"type":"string","description":"Report only this subagent. Without it, all are reported."}}}"#
+            .to_owned(),
+    );
+    let description = "Report the status and output of the subagents launched in this session. A finished subagent is \
+                       reported once, then forgotten.";
+    offered(SUBAGENT_STATUS, Some(description), Some(&schema))
+}
+
+/// The text of the status tool's error result when the session tracks no such subagent.
+pub fn unknown(subagent_id: &str) -> String {
+    format!("subagent error: no subagent '{subagent_id}' is tracked in this session; it may have been reported already")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn tool() -> SubagentTool {
+        serde_json::from_str(
+            r#"{"name":"launch_subagent","image":"img","subagents":[
+                {"harness":"claude","command_template":"claude --model {model}","prompt_via":"stdin","timeout_secs":60},
+                {"harness":"codex","command_template":"codex {prompt}","prompt_via":"arg"}]}"#,
+        )
+        .unwrap()
+    }
+
+    fn try_launch(input: &str, images: &[&str], running: usize) -> Result<Launch, String> {
+        let images: Vec<String> = images.iter().map(|image| (*image).to_owned()).collect();
+        let room = Room { available_sandboxes: &images, running, max: 8 };
+        launch(&json::parse(input).unwrap(), &tool(), room)
+    }
+
+    #[test]
+    fn a_launch_carries_all_that_is_needed() {
+        let input = r#"{"harness":"claude","model":"m'","prompt":" do it\u0000\n","extra":1}"#;
+        let got = try_launch(input, &["x", "img"], 7).unwrap();
+        assert_eq!((got.harness.as_str(), got.model.as_str(), got.image.as_str()), ("claude", "m'", "img"));
+        assert_eq!(got.timeout_secs, Some(60));
+        assert_eq!(got.rendered.command, r"claude --model 'm'\'''");
+        assert_eq!(got.rendered.stdin.as_deref(), Some(" do it\0\n"));
+        let id = SubagentId([0; 16]);
+        assert_eq!(
+            started(id, &got),
+            format!(r#"{{"subagent_id":"{id}","harness":"claude","model":"m'","status":"started"}}"#)
+        );
+        assert!(!format!("{got:?}").contains("do it"));
+    }
+
+    #[test]
+    fn each_check_says_what_is_wrong() {
+        for (input, images, running, why) in [
+            ("[]", &["img"][..], 0, "the input must be an object"),
+            (r#"{"harness":"gemini"}"#, &["img"], 0, "`harness` must be one of: claude, codex"),
+            (r#"{}"#, &["img"], 0, "`harness` must be one of: claude, codex"),
+            (r#"{"harness":"claude","model":" ","prompt":"p"}"#, &["img"], 0, "`model` must be a non-blank string"),
+            (r#"{"harness":"claude","model":"m","prompt":1}"#, &["img"], 0, "`prompt` must be a non-blank string"),
+            (
+                r#"{"harness":"codex","model":"m","prompt":"a\u0000"}"#,
+                &["img"],
+                0,
+                "`model` and `prompt` must not contain NUL characters",
+            ),
+            (
+                r#"{"harness":"claude","model":"m","prompt":"p"}"#,
+                &["other"],
+                9,
+                "image 'img' is not in the profile's available_sandboxes",
+            ),
+            (
+                r#"{"harness":"claude","model":"m","prompt":"p"}"#,
+                &["img"],
+                8,
+                "8 subagents are already running in this session, which is the limit; wait for one to finish",
+            ),
+        ] {
+            assert_eq!(try_launch(input, images, running).unwrap_err(), format!("subagent error: {why}"));
+        }
+    }
+
+    #[test]
+    fn the_status_tool_is_a_tool_like_others() {
+        let tool = status_tool();
+        let tool = Object::parse(&tool).unwrap();
+        assert_eq!(tool.str("name").as_deref(), Some("remote_subagent_status"));
+        assert!(tool.get("input_schema").is_some());
+    }
+}

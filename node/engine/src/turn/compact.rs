@@ -1,0 +1,129 @@
+//! Compaction (client API, `session.compact`; companion 7): the model's own summary becomes the start of history.
+
+use super::open::event;
+use super::{After, Context, End, Stage, Step, Summary, Then, Turn};
+use crate::event::{EventType, NewEvent};
+use crate::history::PREAMBLE;
+use crate::ids::{EventId, KeyId};
+use crate::json::{self, Object};
+use crate::message::{Message, Role};
+use crate::open::Compaction;
+use crate::outcome::Outcome;
+use crate::provider::{Answer, Usage};
+use crate::round::text_content;
+use crate::rpc::RpcError;
+use serde_json::json;
+
+/// The instruction used where neither the call nor the session gives one.
+pub const INSTRUCTION: &str = "Summarize this conversation so that it can be continued from the summary alone. Write one \
+    self-contained text: the user's goals and constraints, what was decided and why, what was done and found (with names, \
+    paths, numbers and identifiers exactly as they are), what is still open, and the next step. Do not call tools and do not \
+    address the user; write only the summary.";
+
+/// A summary's smallest output budget.
+const MIN_BUDGET: u32 = 4096;
+
+/// The output budget of an attempt.
+pub(super) fn budget(max_tokens: u32, compaction: bool) -> u32 {
+    if compaction { max_tokens.max(MIN_BUDGET) } else { max_tokens }
+}
+
+/// The answer to a compaction that failed.
+pub(super) fn failed(detail: &str) -> Outcome {
+    Outcome::Error(RpcError::new(-32000, format!("compaction failed: {detail}")))
+}
+
+/// What the model's answer is worth.
+pub(super) fn summarized(answer: &Answer, usage: Option<Usage>) -> Stage {
+    if let Some(cut) = answer.truncated {
+        return Stage::Summarized(Err(format!("summary truncated: {cut}")));
+    }
+    let texts = answer.blocks.iter().filter_map(|block| {
+        let members = Object::parse(block)?;
+        (members.str("type")? == "text").then(|| members.str("text").map(|text| text.into_owned()))?
+    });
+    let text = texts.collect::<Vec<_>>().join("\n");
+    if text.trim().is_empty() {
+        return Stage::Summarized(Err("empty summary".into()));
+    }
+    Stage::Summarized(Ok(Summary { content: text_content(&text), usage }))
+}
+
+impl Turn {
+    /// Starts the compaction a client asked for.
+    pub(super) fn start_compaction(&mut self, ctx: &Context<'_>, key: KeyId, prompt: Option<&str>) {
+        let stored = match &ctx.compaction {
+            Compaction::Client { prompt } => prompt.as_deref(),
+            Compaction::Auto { .. } => None,
+        };
+        self.instruction = prompt.or(stored).map(str::to_owned);
+        let payload = json!({
+            "trigger": "client", "reason": "manual", "token_count": self.usage, "threshold_tokens": null,
+        });
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionStarted, &payload));
+    }
+
+    /// Starts an automatic one where the completed turn calls for it (companion 7.3, 7.4).
+    pub(super) fn start_auto_compaction(&mut self, ctx: &Context<'_>, key: KeyId) -> bool {
+        let (Compaction::Auto { size }, Some(tokens)) = (&ctx.compaction, self.usage) else { return false };
+        if tokens <= *size || self.failed_auto.is_some_and(|failed| tokens <= failed) {
+            return false;
+        }
+        let reason = if self.failed_auto.is_some() { "retry_after_failure" } else { "token_threshold" };
+        let payload = json!({
+            "trigger": "auto", "reason": reason, "token_count": tokens, "threshold_tokens": size,
+        });
+        self.instruction = None;
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionStarted, &payload));
+        true
+    }
+
+    pub(super) fn ask_summary(&mut self, ctx: &Context<'_>, key: KeyId) {
+        let primary = match &ctx.primary {
+            Ok(primary) => primary,
+            Err(detail) => {
+                self.stage = Stage::Compacted(Err(format!("provider_config: {detail}")));
+                return;
+            }
+        };
+        let instruction = self.instruction.take().unwrap_or_else(|| INSTRUCTION.to_owned());
+        let last = Message { role: Role::User, content: json::encode(&instruction) };
+        let mut request = self.request(primary, json::built("[]".into()), Some(last));
+        request.max_tokens = budget(request.max_tokens, true);
+        self.make_request(ctx, key, request);
+    }
+
+    /// Preamble, summary and `completed`, and with them the end of the call: one append.
+    pub(super) fn store(&mut self, ctx: &Context<'_>, key: KeyId, summary: &Summary) -> Step {
+        let count = self.history.len();
+        let preamble =
+            format!(r#"{{"role":"user","content":{},"synthetic":"compaction_preamble"}}"#, text_content(PREAMBLE));
+        let preamble = event(ctx, key, EventType::ServerMessage, json::built(preamble));
+        let text = format!(r#"{{"role":"assistant","content":{}}}"#, summary.content);
+        let text = event(ctx, key, EventType::ServerMessage, json::built(text));
+        let completed = json!({
+            "preamble_event_id": preamble.id, "summary_event_id": text.id, "compacted_message_count": count,
+            "input_tokens": summary.usage.map(|u| u.input_tokens), "summary_tokens": summary.usage.map(|u| u.output_tokens),
+        });
+        let completed = NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionCompleted, &completed);
+        let outcome = self.compacted_outcome(Ok(completed.id));
+        for event in [preamble, text, completed] {
+            self.make(event);
+        }
+        let events = std::mem::take(&mut self.made);
+        self.finish();
+        Step { events, store: true, then: Then::End(End { outcome, session: After::Idle }) }
+    }
+
+    /// The result of the compaction could not be stored, on a `Turn` folded anew: says so in the log. A message's turn still
+    /// succeeds; a `session.compact` is answered with an internal error.
+    pub fn store_failed(&mut self, ctx: &Context<'_>) -> Step {
+        let key = self.acting().unwrap_or(KeyId([0; 16]));
+        let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);
+        let payload = json!({"reason": "compaction_store_failed"});
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, &payload));
+        let outcome =
+            if manual { Outcome::Error(RpcError::internal()) } else { self.compacted_outcome(Err(String::new())) };
+        self.end(outcome, After::Idle)
+    }
+}

@@ -1,0 +1,208 @@
+//! Deciding: what the folded log and the context say comes next, and what an answer from outside means.
+
+use super::open::event;
+use super::{After, Context, MAX_TAKEOVERS, Reply, Stage, Step, Then, Turn};
+use crate::event::{EventType, NewEvent, Payload};
+use crate::ids::{EventId, KeyId};
+use crate::json;
+use crate::message::Message;
+use crate::outcome::Outcome;
+use crate::provider::Entry;
+use crate::request::{Kind, Request};
+use crate::round::Dispatch;
+use serde_json::json;
+use std::sync::Arc;
+
+impl Turn {
+    /// What comes next.
+    pub fn next(&mut self, ctx: &Context<'_>) -> Step {
+        let key = self.acting().unwrap_or(KeyId([0; 16]));
+        loop {
+            match self.stage.clone() {
+                Stage::Ask => match self.ask(ctx, key) {
+                    Some(request) => return self.act(Then::Ask(request)),
+                    None => continue,
+                },
+                Stage::Asking(request) => return self.act(Then::Ask(request)),
+                Stage::Failed(request) => self.walk_on(ctx, key, &request),
+                Stage::Answered(content) => {
+                    let payload = json::built(format!(r#"{{"role":"assistant","content":{content}}}"#));
+                    self.make(event(ctx, key, EventType::ServerMessage, payload));
+                }
+                Stage::Tools => {
+                    if let Some(then) = self.next_tool(ctx, key) {
+                        return self.act(then);
+                    }
+                }
+                Stage::Replied => {
+                    if !self.start_auto_compaction(ctx, key) {
+                        return self.end(self.replied_outcome(), After::Idle);
+                    }
+                }
+                Stage::Paused => return self.end(self.replied_outcome(), After::Paused),
+                Stage::Compact => self.ask_summary(ctx, key),
+                // The answer is committed before its result is tried to be stored.
+                Stage::Summarized(Ok(_)) if !self.made.is_empty() => return self.act(Then::Continue),
+                Stage::Summarized(Ok(summary)) => return self.store(ctx, key, &summary),
+                Stage::Summarized(Err(detail)) => self.stage = Stage::Compacted(Err(detail)),
+                Stage::Compacted(result) => return self.end(self.compacted_outcome(result), After::Idle),
+                Stage::Broken(outcome) => return self.end(outcome, After::Error),
+                Stage::Idle => return self.end(self.replied_outcome(), After::Idle),
+            }
+        }
+    }
+
+    /// A new owner carries the call on: first what happened to the act that was under way when the old one was lost.
+    /// `takeovers` counts crashes since the call's last append (architecture, I6).
+    pub fn recover(&mut self, ctx: &Context<'_>, takeovers: u32) {
+        let key = self.acting().unwrap_or(KeyId([0; 16]));
+        if takeovers >= MAX_TAKEOVERS {
+            if self.compacting.is_some() {
+                // Inside a compaction nothing fails the session (companion 7.6).
+                self.stage = Stage::Compacted(Err(format!("the nodes running it were lost {takeovers} times")));
+            } else {
+                let payload = json!({"reason": "turn_recovery_failed", "takeovers": takeovers});
+                self.fail(ctx, key, &payload, Outcome::Unavailable);
+            }
+        } else {
+            self.lose_tool(ctx, key);
+        }
+    }
+
+    /// What came of the attempt that [`Turn::next`] asked for.
+    pub fn provider_answered(&mut self, ctx: &Context<'_>, reply: Reply) {
+        let Stage::Asking(request) = self.stage.clone() else { return };
+        let key = self.acting().unwrap_or(KeyId([0; 16]));
+        let answer = match (&reply.error, &reply.body) {
+            (Some(error), _) => Err(error.clone()),
+            (None, None) => Err("the answer is not JSON".to_owned()),
+            (None, Some(body)) => request.wire.answer(body),
+        };
+        let head = format!(
+            r#""attempt":{},"kind":{},"provider":{}"#,
+            request.attempt,
+            json::encode(&request.kind),
+            json::encode(&request.wire)
+        );
+        let purpose = if request.compaction { r#","purpose":"compaction""# } else { "" };
+        let status = json::encode(&reply.status);
+        let body = reply.body.as_ref().map_or("null", |body| body.get());
+        let payload = match &answer {
+            Ok(answer) => {
+                let usage = json::encode(&answer.usage);
+                format!(r#"{{{head},"ok":true,"status":{status},"body":{body},"usage":{usage}{purpose}}}"#)
+            }
+            Err(error) => {
+                let error = json::encode(error);
+                format!(r#"{{{head},"ok":false,"status":{status},"error":{error},"body":{body}{purpose}}}"#)
+            }
+        };
+        self.make(event(ctx, key, EventType::ProviderResponse, json::built(payload)));
+        match answer {
+            Ok(answer) if !request.compaction => self.call_tools(ctx, key, &answer),
+            Ok(_) => {}
+            Err(detail) if request.kind == Kind::Primary && !request.compaction => {
+                let payload = json!({"reason": "provider_call_failed", "provider": request.wire, "detail": detail});
+                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, &payload));
+            }
+            Err(_) => {}
+        }
+    }
+
+    pub(super) fn act(&mut self, then: Then) -> Step {
+        Step { events: std::mem::take(&mut self.made), store: false, then }
+    }
+
+    /// The first attempt of a round trip; none if the call ends instead.
+    fn ask(&mut self, ctx: &Context<'_>, key: KeyId) -> Option<Arc<Request>> {
+        let primary = match &ctx.primary {
+            Ok(primary) => primary,
+            Err(detail) => {
+                let payload = json!({"reason": "provider_config", "detail": detail});
+                self.fail(ctx, key, &payload, Outcome::Unavailable);
+                return None;
+            }
+        };
+        if self.call.as_ref().is_some_and(|(_, call)| call.rounds >= ctx.max_rounds) {
+            let payload = json!({"reason": "loop_limit", "max_iterations": ctx.max_rounds});
+            self.fail(ctx, key, &payload, Outcome::Unavailable);
+            return None;
+        }
+        let request = self.request(primary, ctx.tools.offered(), None);
+        Some(self.make_request(ctx, key, request))
+    }
+
+    /// A first attempt: this history, and `last` behind it for a compaction.
+    pub(super) fn request(&self, entry: &Entry, tools: json::Raw, last: Option<Message>) -> Request {
+        let compaction = last.is_some();
+        let (messages, normalized) = self.history.upstream(last);
+        Request {
+            attempt: 1,
+            kind: Kind::Primary,
+            entry: entry.name.clone(),
+            wire: entry.wire,
+            base_url: entry.base_url.clone(),
+            model: entry.model.clone(),
+            max_tokens: entry.max_tokens,
+            messages,
+            tools,
+            normalized,
+            compaction,
+        }
+    }
+
+    pub(super) fn make_request(&mut self, ctx: &Context<'_>, key: KeyId, request: Request) -> Arc<Request> {
+        let request = Arc::new(request);
+        let payload = Payload::Request(Arc::clone(&request));
+        let id = EventId((ctx.fresh)());
+        self.make(NewEvent { id, key, kind: EventType::ProviderRequest, payload, from_client: false });
+        request
+    }
+
+    /// The next fallback is asked the same, or the walk is exhausted.
+    fn walk_on(&mut self, ctx: &Context<'_>, key: KeyId, failed: &Request) {
+        let fallback = ctx.fallbacks.get(failed.attempt as usize - 1);
+        match fallback {
+            Some(entry) => {
+                let request = Request {
+                    attempt: failed.attempt + 1,
+                    kind: Kind::Fallback,
+                    entry: entry.name.clone(),
+                    wire: entry.wire,
+                    base_url: entry.base_url.clone(),
+                    model: entry.model.clone(),
+                    max_tokens: super::compact::budget(entry.max_tokens, failed.compaction),
+                    ..failed.clone()
+                };
+                self.make_request(ctx, key, request);
+            }
+            None if failed.compaction => {
+                self.stage = Stage::Compacted(Err(format!("all {} providers failed", failed.attempt)));
+            }
+            None => {
+                let payload = json!({"reason": "all_providers_failed", "attempts": failed.attempt});
+                self.fail(ctx, key, &payload, Outcome::Unavailable);
+            }
+        }
+    }
+
+    fn replied_outcome(&self) -> Outcome {
+        let reply = self.call.as_ref().and_then(|(_, call)| call.reply);
+        reply.map_or(Outcome::Unavailable, Outcome::Message)
+    }
+
+    /// A message's turn ends as it was answered, whatever became of its automatic compaction.
+    pub(super) fn compacted_outcome(&self, result: Result<EventId, String>) -> Outcome {
+        let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);
+        match result {
+            _ if !manual => self.replied_outcome(),
+            Ok(event) => Outcome::Compacted(event),
+            Err(detail) => super::compact::failed(&detail),
+        }
+    }
+
+    /// Whether the round that is open waits for its client once the server's part is done.
+    pub(super) fn client_has_part(&self) -> bool {
+        self.round.as_ref().is_some_and(|round| round.uses.iter().any(|u| u.dispatch == Dispatch::Client))
+    }
+}

@@ -1,0 +1,279 @@
+//! Folding: what each event of the log changes.
+
+use super::{Call, Compacting, Stage, Turn};
+use crate::event::{Event, EventType, NewEvent, Payload};
+use crate::ids::{CallId, EventId};
+use crate::json::{Object, Raw};
+use crate::message::Role;
+use crate::provider::{Usage, Wire};
+use crate::request::{Chain, Request};
+use crate::round::{Round, ToolResult, Use};
+use serde::Deserialize;
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+struct MessagePayload {
+    role: Role,
+    content: Raw,
+    #[serde(default)]
+    synthetic: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ResponsePayload {
+    provider: Wire,
+    ok: bool,
+    #[serde(default)]
+    body: Option<Raw>,
+    #[serde(default)]
+    usage: Option<Usage>,
+    #[serde(default)]
+    purpose: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct StartedPayload {
+    trigger: String,
+    #[serde(default)]
+    token_count: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct CompletedPayload {
+    preamble_event_id: EventId,
+}
+
+fn read<'a, T: Deserialize<'a>>(payload: &'a Raw) -> Option<T> {
+    serde_json::from_str(payload.get()).ok()
+}
+
+impl Turn {
+    /// Adds a committed event, in the log's order.
+    pub fn apply(&mut self, event: &Event) {
+        let Some(call) = event.call else { return };
+        self.change(Some(call), &event.event);
+        if let Payload::Request(request) = &event.event.payload {
+            self.chain = Some(Chain::after(self.chain.as_ref(), event.number, request));
+        }
+    }
+
+    /// The log as folded ends inside a call that is over; the row of the session says so.
+    pub fn settle(&mut self) {
+        if self.running() {
+            self.finish();
+        }
+    }
+
+    pub(super) fn finish(&mut self) {
+        self.stage = Stage::Idle;
+        self.call = None;
+        self.compacting = None;
+        self.instruction = None;
+    }
+
+    /// Makes an event: applies it and keeps it for the next append.
+    pub(super) fn make(&mut self, event: NewEvent) {
+        self.change(None, &event);
+        if let Payload::Request(request) = &event.payload {
+            self.unnumbered = Some((self.made.len(), Arc::clone(request)));
+        }
+        self.made.push(event);
+    }
+
+    fn change(&mut self, call: Option<CallId>, event: &NewEvent) {
+        self.enter(call, event);
+        match (&event.payload, event.kind) {
+            (Payload::Request(request), _) => self.requested(request),
+            (Payload::Json(payload), kind) => self.changed(event, kind, payload),
+        }
+    }
+
+    /// Notices where another call begins.
+    fn enter(&mut self, id: Option<CallId>, event: &NewEvent) {
+        let entered = match (&self.call, id) {
+            (None, _) => true,
+            (Some((known, _)), Some(id)) => known.is_some_and(|known| known != id),
+            (Some(_), None) => false,
+        };
+        if entered {
+            let call = Call { key: event.key, compact: true, rounds: 0, reply: None, launching: None };
+            self.call = Some((id, call));
+            self.compacting = None;
+        } else if let (Some((known @ None, _)), Some(id)) = (&mut self.call, id) {
+            *known = Some(id);
+        }
+    }
+
+    fn requested(&mut self, request: &Arc<Request>) {
+        if let Some((_, call)) = &mut self.call
+            && !request.compaction
+            && request.attempt == 1
+        {
+            call.rounds += 1;
+        }
+        self.stage = Stage::Asking(Arc::clone(request));
+    }
+
+    fn changed(&mut self, event: &NewEvent, kind: EventType, payload: &Raw) {
+        match kind {
+            EventType::ClientMessage => self.client_message(event, payload),
+            EventType::ServerMessage => self.server_message(event, payload),
+            EventType::ProviderResponse => self.responded(event, payload),
+            EventType::ToolCall => {
+                if let (Some(round), Some(one)) = (&mut self.round, read::<Use>(payload)) {
+                    round.uses.push(one);
+                    round.results.push(None);
+                }
+            }
+            EventType::ToolResult => self.tool_result(payload),
+            EventType::McpRequest | EventType::SandboxRequest => self.tool_runs(true),
+            EventType::McpResponse | EventType::SandboxResponse => self.tool_runs(false),
+            EventType::SubagentStart => {
+                self.tool_runs(true);
+                let id = Object::parse(payload).and_then(|p| p.str("subagent_id").and_then(|id| id.parse().ok()));
+                if let Some((_, call)) = &mut self.call {
+                    call.launching = id;
+                }
+            }
+            EventType::SubagentRunning | EventType::SubagentFailed => self.tool_runs(false),
+            EventType::CompactionStarted => {
+                if let Some(StartedPayload { trigger, token_count }) = read(payload) {
+                    // Failed until it completes.
+                    if trigger == "auto" {
+                        self.failed_auto = token_count;
+                    }
+                }
+                if let Some((_, call)) = &mut self.call {
+                    call.key = event.key;
+                }
+                self.compacting = Some(Compacting::default());
+                self.stage = Stage::Compact;
+            }
+            EventType::CompactionCompleted => {
+                if let Some(CompletedPayload { preamble_event_id }) = read(payload) {
+                    self.history.start_at(preamble_event_id);
+                }
+                self.failed_auto = None;
+                self.compacting = None;
+                self.stage = Stage::Compacted(Ok(event.id));
+            }
+            EventType::SessionError => self.session_error(payload),
+            // No part of a turn, or nothing that changes it.
+            EventType::ProviderRequest
+            | EventType::SessionOpen
+            | EventType::SessionJoin
+            | EventType::DriverRegister
+            | EventType::SandboxAvailable
+            | EventType::SandboxStart
+            | EventType::SandboxRunning
+            | EventType::SandboxStop
+            | EventType::SandboxStopped
+            | EventType::SandboxError
+            | EventType::SubagentCompleted
+            | EventType::SubagentCancelled
+            | EventType::SessionClose => {}
+        }
+    }
+
+    fn client_message(&mut self, event: &NewEvent, payload: &Raw) {
+        if let Some((_, call)) = &mut self.call {
+            call.compact = false;
+            call.key = event.key;
+        }
+        self.round = None;
+        if let Some(MessagePayload { role, content, .. }) = read(payload) {
+            self.history.push(event.id, role, &content);
+        }
+        self.stage = Stage::Ask;
+    }
+
+    fn server_message(&mut self, event: &NewEvent, payload: &Raw) {
+        let Some(MessagePayload { role, content, synthetic }) = read(payload) else { return };
+        match synthetic.as_deref() {
+            Some("abandoned_tool_results") => {
+                // The server's own results come from their `tool.result` events (companion 3.5).
+                let content = self.round.take().map_or(content, |round| round.abandon(&[]).content);
+                self.history.push(event.id, Role::User, &content);
+                self.stage = Stage::Idle;
+            }
+            Some(_) => {
+                self.history.push(event.id, role, &content);
+                if let Some(compacting) = &mut self.compacting {
+                    compacting.preamble = Some(event.id);
+                }
+            }
+            None => {
+                self.history.push(event.id, role, &content);
+                match &mut self.compacting {
+                    Some(compacting) if compacting.preamble.is_some() => compacting.summary = Some(event.id),
+                    _ => self.replied(event),
+                }
+            }
+        }
+    }
+
+    fn replied(&mut self, event: &NewEvent) {
+        if let Some((_, call)) = &mut self.call {
+            call.reply = Some(event.id);
+        }
+        self.stage = if self.round.is_some() { Stage::Paused } else { Stage::Replied };
+    }
+
+    fn responded(&mut self, event: &NewEvent, payload: &Raw) {
+        let Some(response) = read::<ResponsePayload>(payload) else { return };
+        let Stage::Asking(request) = &self.stage else { return };
+        if !response.ok {
+            self.stage = Stage::Failed(Arc::clone(request));
+            return;
+        }
+        let answer = response.body.as_ref().map(|body| response.provider.answer(body));
+        let Some(Ok(answer)) = answer else { return };
+        if response.purpose.is_some() {
+            self.stage = super::compact::summarized(&answer, response.usage);
+            return;
+        }
+        self.usage = response.usage.map(Usage::sum);
+        let content = Self::answered_blocks(&answer);
+        if answer.blocks.iter().any(is_tool_use) {
+            let (uses, results) = (Vec::new(), Vec::new());
+            self.round = Some(Round { key: event.key, event: event.id, content, uses, results, running: false });
+            self.stage = Stage::Tools;
+        } else {
+            self.stage = Stage::Answered(content);
+        }
+    }
+
+    fn tool_runs(&mut self, running: bool) {
+        if let Some(round) = &mut self.round {
+            round.running = running;
+        }
+    }
+
+    /// A round of server tools only enters history when its last result is there; a mixed one when it is continued.
+    fn tool_result(&mut self, payload: &Raw) {
+        let (Some(round), Some(result)) = (&mut self.round, read::<ToolResult>(payload)) else { return };
+        round.answer(&result);
+        if let Some((_, call)) = &mut self.call {
+            call.launching = None;
+        }
+        if let Some(results) = round.server_results() {
+            let (event, content) = (round.event, round.upstream());
+            self.history.push(event, Role::Assistant, &content);
+            self.history.push(event, Role::User, &results);
+            self.round = None;
+            self.stage = Stage::Ask;
+        }
+    }
+
+    /// The errors that end a session end its log's turns with it; only one leaves something to go on with.
+    fn session_error(&mut self, payload: &Raw) {
+        let reason = Object::parse(payload).and_then(|p| p.str("reason").map(|reason| reason.into_owned()));
+        if reason.as_deref() == Some("compaction_store_failed") {
+            self.stage = Stage::Compacted(Err("its result could not be stored".into()));
+        }
+    }
+}
+
+pub(super) fn is_tool_use(block: &Raw) -> bool {
+    Object::parse(block).is_some_and(|b| b.str("type").as_deref() == Some("tool_use"))
+}

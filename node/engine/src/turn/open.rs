@@ -1,0 +1,152 @@
+//! Opening a call: what its first append says, or why it is refused with nothing recorded.
+
+use super::{After, Call, Context, End, Stage, Step, Then, Turn};
+use crate::event::{EventType, NewEvent, Payload};
+use crate::history::blocks;
+use crate::ids::{EventId, KeyId};
+use crate::json::{self, Raw};
+use crate::outcome::Outcome;
+use crate::params::SendMessage;
+use crate::round::Merged;
+use crate::rpc::RpcError;
+use serde_json::json;
+
+/// What a call asks for.
+#[derive(Debug, Clone)]
+pub enum Opening {
+    /// `session.sendMessage`.
+    Message(SendMessage),
+    /// `session.compact`, with the instruction given in the call.
+    Compact(Option<String>),
+}
+
+/// What the gate looks like to a call that has been claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// No turn is open.
+    Free,
+    /// A pause waits, and this call is its owner's.
+    Own,
+    /// A pause waits, its deadline has passed, and this call takes the gate over.
+    Expired,
+}
+
+const NOTHING_AWAITED: &str =
+    "tool result merge invalid: no paused turn is awaiting tool results (it may have timed out and been retired)";
+
+impl Turn {
+    /// Opens a call of that client. The events are handed out by [`Turn::next`].
+    ///
+    /// # Errors
+    /// A refusal, with nothing recorded.
+    pub fn open(&mut self, ctx: &Context<'_>, opening: &Opening, key: KeyId, gate: Gate) -> Result<(), RpcError> {
+        match opening {
+            Opening::Message(message) => self.open_message(ctx, message, key, gate),
+            Opening::Compact(prompt) => {
+                self.open_compact(ctx, prompt.as_deref(), key, gate);
+                Ok(())
+            }
+        }
+    }
+
+    /// The profile was deleted under the session (companion 3.2): a message says so in the log and fails the session.
+    pub fn profile_unavailable(&mut self, ctx: &Context<'_>, key: KeyId) -> Step {
+        let payload = json!({"reason": "profile_unavailable"});
+        self.begin(key, false);
+        self.fail(ctx, key, &payload, Outcome::Error(RpcError::profile_unavailable()));
+        self.next(ctx)
+    }
+
+    fn begin(&mut self, key: KeyId, compact: bool) {
+        self.call = Some((None, Call { key, compact, rounds: 0, reply: None, launching: None }));
+        self.compacting = None;
+    }
+
+    fn open_message(
+        &mut self,
+        ctx: &Context<'_>,
+        message: &SendMessage,
+        key: KeyId,
+        gate: Gate,
+    ) -> Result<(), RpcError> {
+        let round = self.round.as_ref().filter(|_| gate != Gate::Free);
+        let merged = match (round, gate) {
+            (Some(round), Gate::Own) => match round.continue_with(message) {
+                Ok(merged) => Some(merged),
+                Err(detail) => {
+                    self.begin(key, false);
+                    let payload = json!({"reason": "tool_result_merge_invalid", "detail": detail});
+                    let error = RpcError::new(-32000, format!("tool result merge invalid: {detail}"));
+                    self.fail(ctx, key, &payload, Outcome::Error(error));
+                    return Ok(());
+                }
+            },
+            (None | Some(_), Gate::Free | Gate::Own | Gate::Expired) if message.answers => {
+                return Err(RpcError::new(-32000, NOTHING_AWAITED));
+            }
+            (Some(round), Gate::Expired) => Some(round.abandon(&blocks(&message.content))),
+            (None, _) | (Some(_), Gate::Free) => None,
+        };
+        let abandoned = self.paused().filter(|_| gate == Gate::Expired);
+        self.begin(key, false);
+        if let Some(owner) = abandoned {
+            self.make(abandonment(ctx, owner));
+        }
+        let content = merged.as_ref().map_or(&message.content, |merged| &merged.content);
+        let role = &message.role;
+        let payload = json::built(format!(r#"{{"role":{},"content":{content}}}"#, json::encode(role)));
+        self.make(NewEvent { from_client: true, ..event(ctx, key, EventType::ClientMessage, payload) });
+        for event in results(ctx, key, merged) {
+            self.make(event);
+        }
+        Ok(())
+    }
+
+    fn open_compact(&mut self, ctx: &Context<'_>, prompt: Option<&str>, key: KeyId, gate: Gate) {
+        let expired = self.round.as_ref().filter(|_| gate != Gate::Free).map(|round| round.abandon(&[]));
+        let owner = self.paused();
+        self.begin(key, true);
+        if let (Some(merged), Some(owner)) = (expired, owner) {
+            self.make(abandonment(ctx, owner));
+            let content = json::join(merged.results.iter().map(|result| &*result.block));
+            let payload = format!(r#"{{"role":"user","content":{content},"synthetic":"abandoned_tool_results"}}"#);
+            self.make(event(ctx, key, EventType::ServerMessage, json::built(payload)));
+            for event in results(ctx, key, Some(merged)) {
+                self.make(event);
+            }
+        }
+        self.start_compaction(ctx, key, prompt);
+    }
+
+    /// Ends the call and the session with a `session.error`.
+    pub(super) fn fail(&mut self, ctx: &Context<'_>, key: KeyId, payload: &serde_json::Value, outcome: Outcome) {
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, payload));
+        self.stage = Stage::Broken(outcome);
+    }
+
+    pub(super) fn end(&mut self, outcome: Outcome, session: After) -> Step {
+        let events = std::mem::take(&mut self.made);
+        if session != After::Paused {
+            self.finish();
+        }
+        Step { events, store: false, then: Then::End(End { outcome, session }) }
+    }
+}
+
+pub(super) fn event(ctx: &Context<'_>, key: KeyId, kind: EventType, payload: Raw) -> NewEvent {
+    NewEvent { id: EventId((ctx.fresh)()), key, kind, payload: Payload::Json(payload), from_client: false }
+}
+
+/// The log's word on a pause that was taken over, attributed to its old owner.
+fn abandonment(ctx: &Context<'_>, owner: KeyId) -> NewEvent {
+    let payload = json!({"reason": "driver_turn_abandoned", "owner_client_key_id": owner});
+    NewEvent::new(EventId((ctx.fresh)()), owner, EventType::SessionError, &payload)
+}
+
+/// One `tool.result` per client use.
+fn results(ctx: &Context<'_>, key: KeyId, merged: Option<Merged>) -> impl Iterator<Item = NewEvent> {
+    merged.into_iter().flat_map(|merged| merged.results).map(move |result| NewEvent {
+        from_client: result.sent,
+        ..event(ctx, key, EventType::ToolResult, result.payload)
+    })
+}

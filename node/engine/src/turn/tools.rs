@@ -1,0 +1,196 @@
+//! The server's part of a round of tool uses: one after the other, each with its request, its response and its result.
+
+use super::fold::is_tool_use;
+use super::open::event;
+use super::{Context, McpReply, Then, Turn};
+use crate::event::{EventType, NewEvent};
+use crate::ids::{EventId, KeyId, SubagentId};
+use crate::json::{self, Object, Raw};
+use crate::provider::Answer;
+use crate::round::{Dispatch, ToolResult, Use, text_content};
+use crate::subagent;
+use serde_json::json;
+
+/// What the model is told of a call whose node was lost (architecture, I6).
+const LOST: &str = "the outcome of this call is unknown: the node running it was lost";
+
+impl Turn {
+    /// A `tool.call` for every tool use of an answer: where each goes is decided here, once.
+    pub(super) fn call_tools(&mut self, ctx: &Context<'_>, key: KeyId, answer: &Answer) {
+        for block in answer.blocks.iter().filter(|block| is_tool_use(block)) {
+            let Some(members) = Object::parse(block) else { continue };
+            let (Some(id), Some(name)) = (members.str("id"), members.str("name")) else { continue };
+            let input =
+                members.get("input").map_or_else(|| json::built("{}".into()), |input| Raw::from(input.to_owned()));
+            let (dispatch, server_name) = ctx.tools.route(&name);
+            let one = Use { id: id.into_owned(), name: name.into_owned(), input, dispatch, server_name };
+            self.make(event(ctx, key, EventType::ToolCall, json::encode(&one)));
+        }
+    }
+
+    /// Goes on with the round; none if there is nothing external to do now.
+    pub(super) fn next_tool(&mut self, ctx: &Context<'_>, key: KeyId) -> Option<Then> {
+        let round = self.round.as_ref()?;
+        let Some(one) = round.next().and_then(|place| round.uses.get(place)).cloned() else {
+            debug_assert!(self.client_has_part(), "a round of server tools that is answered is in history");
+            let payload = json::built(format!(r#"{{"role":"assistant","content":{}}}"#, round.tagged()));
+            self.make(event(ctx, key, EventType::ServerMessage, payload));
+            return None;
+        };
+        if round.running {
+            return self.under_way(ctx, one);
+        }
+        match (one.dispatch, &one.server_name) {
+            (Dispatch::Mcp, Some(server)) => {
+                let payload = format!(
+                    r#"{{"method":"tools/call","server_name":{},"tool":{},"input":{}}}"#,
+                    json::encode(server),
+                    json::encode(&one.name),
+                    one.input
+                );
+                self.make(event(ctx, key, EventType::McpRequest, json::built(payload)));
+                Some(Then::Mcp(one))
+            }
+            (Dispatch::Mcp, None) | (Dispatch::Client, _) => {
+                let text = format!("MCP error: no MCP server is configured for tool '{}'", one.name);
+                self.tool_answered(ctx, key, &one, true, text_content(&text));
+                None
+            }
+            (Dispatch::Sandbox, _) => {
+                self.no_sandbox(ctx, key, &one);
+                None
+            }
+            (Dispatch::Subagent, _) => self.launch(ctx, key, one),
+        }
+    }
+
+    /// The act that the log shows as begun, in the process that begins it.
+    fn under_way(&mut self, ctx: &Context<'_>, one: Use) -> Option<Then> {
+        let launching = self.call.as_ref().and_then(|(_, call)| call.launching);
+        match (one.dispatch, launching) {
+            (Dispatch::Subagent, Some(id)) => self.checked(ctx, &one).ok().map(|launch| Then::Launch(id, launch)),
+            _ => Some(Then::Mcp(one)),
+        }
+    }
+
+    /// No sandbox runs for this session: the model is told how to get one (companion 6).
+    fn no_sandbox(&mut self, ctx: &Context<'_>, key: KeyId, one: &Use) {
+        let command = Object::parse(&one.input).and_then(|input| input.str("command").map(|c| c.into_owned()));
+        let payload = format!(
+            r#"{{"tool":{},"input":{},"command":{}}}"#,
+            json::encode(&one.name),
+            one.input,
+            json::encode(&command)
+        );
+        self.make(event(ctx, key, EventType::SandboxRequest, json::built(payload)));
+        let error =
+            format!("no remote sandbox is running for tool '{}'; call session.startRemoteSandbox first", one.name);
+        let payload = json!({"sandbox_id": null, "ok": false, "error": error});
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SandboxResponse, &payload));
+        self.tool_answered(ctx, key, one, true, text_content(&format!("sandbox error: {error}")));
+    }
+
+    fn checked(&self, ctx: &Context<'_>, one: &Use) -> Result<subagent::Launch, String> {
+        let tool =
+            ctx.tools.subagent(&one.name).ok_or_else(|| format!("the tool '{}' is not declared any more", one.name))?;
+        let room = subagent::Room {
+            available_sandboxes: &ctx.available_sandboxes,
+            running: ctx.running_subagents,
+            max: ctx.max_subagents,
+        };
+        subagent::launch(&one.input, tool, room)
+    }
+
+    fn launch(&mut self, ctx: &Context<'_>, key: KeyId, one: Use) -> Option<Then> {
+        match self.checked(ctx, &one) {
+            Err(text) => {
+                self.tool_answered(ctx, key, &one, true, text_content(&text));
+                None
+            }
+            Ok(launch) => {
+                let id = SubagentId((ctx.fresh)());
+                let payload = lifecycle(id, &launch, None);
+                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentStart, &payload));
+                Some(Then::Launch(id, launch))
+            }
+        }
+    }
+
+    /// What came of starting a subagent: it runs, or why not.
+    pub fn launched(
+        &mut self,
+        ctx: &Context<'_>,
+        id: SubagentId,
+        launch: &subagent::Launch,
+        started: Result<(), String>,
+    ) {
+        let Some((key, one)) = self.current_use() else { return };
+        let (kind, payload, is_error, text) = match started {
+            Ok(()) => {
+                let text = subagent::started(id, launch);
+                (EventType::SubagentRunning, lifecycle(id, launch, None), false, text)
+            }
+            Err(detail) => {
+                let mut payload = lifecycle(id, launch, Some(&detail));
+                payload["reason"] = json!("spawn_failed");
+                payload["exit_code"] = json!(null);
+                (EventType::SubagentFailed, payload, true, format!("subagent error: it could not be started: {detail}"))
+            }
+        };
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, kind, &payload));
+        self.tool_answered(ctx, key, &one, is_error, text_content(&text));
+    }
+
+    /// What came of the MCP call.
+    pub fn mcp_answered(&mut self, ctx: &Context<'_>, reply: McpReply) {
+        let Some((key, one)) = self.current_use() else { return };
+        let server = json::encode(&one.server_name);
+        let (payload, is_error, content) = match reply {
+            McpReply::Result { result, is_error, content } => {
+                let ok = !is_error;
+                (format!(r#"{{"server_name":{server},"ok":{ok},"result":{result}}}"#), is_error, content)
+            }
+            McpReply::Failed(error) => {
+                let content = text_content(&format!("MCP error: {error}"));
+                (format!(r#"{{"server_name":{server},"ok":false,"error":{}}}"#, json::encode(&error)), true, content)
+            }
+        };
+        self.make(event(ctx, key, EventType::McpResponse, json::built(payload)));
+        self.tool_answered(ctx, key, &one, is_error, content);
+    }
+
+    /// A tool with a recorded request and no response is not run again; a subagent's start is, because its name makes that
+    /// the same start.
+    pub(super) fn lose_tool(&mut self, ctx: &Context<'_>, key: KeyId) {
+        let running = self.round.as_ref().is_some_and(|round| round.running);
+        if let Some((_, one)) = self.current_use().filter(|_| running)
+            && one.dispatch == Dispatch::Mcp
+        {
+            let payload = json!({"server_name": one.server_name, "ok": false, "error": LOST});
+            self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::McpResponse, &payload));
+            self.tool_answered(ctx, key, &one, true, text_content(&format!("MCP error: {LOST}")));
+        }
+    }
+
+    fn current_use(&self) -> Option<(KeyId, Use)> {
+        let round = self.round.as_ref()?;
+        Some((self.acting()?, round.uses.get(round.next()?)?.clone()))
+    }
+
+    fn tool_answered(&mut self, ctx: &Context<'_>, key: KeyId, one: &Use, is_error: bool, content: Raw) {
+        let result = ToolResult {
+            tool_use_id: one.id.clone(),
+            dispatch: one.dispatch,
+            server_name: one.server_name.clone(),
+            is_error,
+            content,
+        };
+        self.make(event(ctx, key, EventType::ToolResult, json::encode(&result)));
+    }
+}
+
+fn lifecycle(id: SubagentId, launch: &subagent::Launch, detail: Option<&str>) -> serde_json::Value {
+    json!({
+        "dispatch": "remote", "subagent_id": id, "harness": launch.harness, "model": launch.model, "detail": detail,
+    })
+}

@@ -1,0 +1,391 @@
+//! A client of the API that hides nothing: statuses, headers, and frames as they came.
+
+use crate::poll::within;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use reqwest::header::HeaderMap;
+use serde_json::{Value, json};
+
+/// A whole answer.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// The status code.
+    pub status: u16,
+    /// All headers.
+    pub headers: HeaderMap,
+    /// The body as text.
+    pub body: String,
+}
+
+impl Reply {
+    /// The body parsed.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// A header, or the empty string.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    }
+
+    /// Fails unless the status is `status`.
+    pub fn expect(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.body);
+        self
+    }
+
+    /// Fails unless this is a problem document of that status, whose type the contract does not name.
+    pub fn problem_of(&self, status: u16) {
+        let body = self.json();
+        assert_eq!((self.status, body["status"].as_u64()), (status, Some(status.into())), "{}", self.body);
+        for field in ["type", "title", "detail"] {
+            assert!(body[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {}", self.body);
+        }
+    }
+
+    /// Fails unless this is a problem document of that status and type; returns its detail.
+    pub fn problem(&self, status: u16, slug: &str) -> String {
+        let body = self.json();
+        let seen = (self.status, body["type"].as_str(), body["status"].as_u64());
+        assert_eq!(seen, (status, Some(slug), Some(status.into())), "{}", self.body);
+        body["detail"].as_str().expect("a detail").to_owned()
+    }
+}
+
+/// Either port of a server.
+#[derive(Debug, Clone)]
+pub struct Api {
+    http: reqwest::Client,
+    base: String,
+}
+
+impl Api {
+    /// Talks to `base`, such as `http://127.0.0.1:8080`.
+    pub fn new(http: reqwest::Client, base: String) -> Self {
+        Self { http, base }
+    }
+
+    /// A request to be filled in.
+    pub fn request(&self, method: &str, path: &str) -> reqwest::RequestBuilder {
+        let method = method.parse().expect("an HTTP method");
+        self.http.request(method, format!("{}{path}", self.base))
+    }
+
+    /// Sends a filled-in request and reads the whole answer.
+    pub async fn send(&self, request: reqwest::RequestBuilder) -> Reply {
+        let answer = within("an HTTP answer", request.send()).await.expect("an HTTP answer");
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let body = within("an HTTP body", answer.text()).await.expect("an HTTP body");
+        Reply { status, headers, body }
+    }
+
+    /// A call with a key and, if given, a JSON body.
+    pub async fn call(&self, method: &str, path: &str, key: &str, body: Option<&Value>) -> Reply {
+        let mut request = self.request(method, path);
+        if !key.is_empty() {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        self.send(request).await
+    }
+
+    /// GET.
+    pub async fn get(&self, path: &str, key: &str) -> Reply {
+        self.call("GET", path, key, None).await
+    }
+
+    /// POST.
+    pub async fn post(&self, path: &str, key: &str, body: &Value) -> Reply {
+        self.call("POST", path, key, Some(body)).await
+    }
+
+    /// Opens a session, which must succeed.
+    pub async fn open(&self, key: &str, body: &Value) -> Session {
+        self.session(&self.post("/api/v1/sessions", key, body).await.expect(201))
+    }
+
+    /// Joins a session, which must succeed.
+    pub async fn join(&self, session: &str, key: &str, body: &Value) -> Session {
+        self.session(&self.post(&format!("/api/v1/sessions/{session}/join"), key, body).await.expect(201))
+    }
+
+    fn session(&self, reply: &Reply) -> Session {
+        let body = reply.json();
+        let text = |name: &str| body[name].as_str().expect("a string").to_owned();
+        Session { api: self.clone(), id: text("session_id"), key: text("session_key") }
+    }
+}
+
+/// One client's view of a session.
+#[derive(Debug, Clone)]
+pub struct Session {
+    api: Api,
+    /// `ses_…`
+    pub id: String,
+    /// `bae_ses_…`
+    pub key: String,
+}
+
+impl Session {
+    /// `/api/v1/sessions/{id}` and what follows.
+    pub fn path(&self, rest: &str) -> String {
+        format!("/api/v1/sessions/{}{rest}", self.id)
+    }
+
+    /// The port it was opened on.
+    pub fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// Posts any body to `/rpc` and returns the open stream; fails unless it is 200 NDJSON.
+    pub async fn raw(&self, body: impl Into<reqwest::Body>) -> Frames {
+        let request =
+            self.api.request("POST", &self.path("/rpc")).header("authorization", format!("Bearer {}", self.key));
+        let request = request.header("content-type", "application/json").body(body);
+        let answer = within("the head of an /rpc answer", request.send()).await.expect("an /rpc answer");
+        assert_eq!(answer.status(), 200, "{:?}", answer.text().await);
+        assert_eq!(answer.headers()["content-type"], "application/x-ndjson");
+        Frames::new(answer)
+    }
+
+    /// Starts a call; the answer streams.
+    pub async fn start(&self, method: &str, params: Value) -> Frames {
+        self.raw(json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string()).await
+    }
+
+    /// Makes a call and reads its stream to the end.
+    pub async fn rpc(&self, method: &str, params: Value) -> Outcome {
+        self.start(method, params).await.finish().await
+    }
+
+    /// Registers as a driver, which must succeed.
+    pub async fn register(&self) {
+        assert_eq!(self.rpc("session.registerDriver", json!({})).await.result()["registered"], true);
+    }
+
+    /// Starts `sendMessage` with this content.
+    pub async fn start_send(&self, content: impl Into<Value>) -> Frames {
+        self.start("session.sendMessage", json!({"message": {"role": "user", "content": content.into()}})).await
+    }
+
+    /// Starts `sendMessage` with an idempotency key.
+    pub async fn start_once(&self, content: &str, key: &str) -> Frames {
+        let params = json!({"message": {"content": content}, "idempotency_key": key});
+        self.start("session.sendMessage", params).await
+    }
+
+    /// Sends this content and reads to the end.
+    pub async fn send(&self, content: impl Into<Value>) -> Outcome {
+        self.start_send(content).await.finish().await
+    }
+
+    /// Sends results: `(tool_use_id, content)` each.
+    pub async fn answer(&self, results: &[(&str, &str)]) -> Outcome {
+        let block = |(id, text): &(&str, &str)| json!({"type": "tool_result", "tool_use_id": id, "content": text});
+        self.send(results.iter().map(block).collect::<Vec<_>>()).await
+    }
+
+    /// Subscribes to what comes from now on, or after an event.
+    pub async fn subscribe(&self, since: Option<&str>) -> Frames {
+        let params = since.map_or_else(|| json!({}), |id| json!({"since_event_id": id}));
+        self.start("session.subscribe", params).await
+    }
+
+    /// The whole log, read page by page, and [checked](crate::log::check).
+    pub async fn events(&self) -> Vec<Value> {
+        let mut events = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let page = self
+                .api
+                .get(&self.path(&format!("/events?limit=200&cursor={cursor}")), &self.key)
+                .await
+                .expect(200)
+                .json();
+            events.extend(page["items"].as_array().expect("items").iter().cloned());
+            match page["next_cursor"].as_str() {
+                Some(next) => cursor = next.to_owned(),
+                None => {
+                    crate::log::check(&events);
+                    return events;
+                }
+            }
+        }
+    }
+
+    /// The log's event types in order.
+    pub async fn types(&self) -> Vec<String> {
+        types(&self.events().await)
+    }
+
+    /// Waits until the log's last event is of type `what`, and returns the log.
+    pub async fn until_last(&self, what: &str) -> Vec<Value> {
+        self.until(&format!("the log ending in {what}"), |events| {
+            events.last().is_some_and(|e| e["event_type"] == what)
+        })
+        .await
+    }
+
+    /// Waits until the log satisfies `done`.
+    pub async fn until(&self, what: &str, done: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        crate::poll::until(crate::poll::DEADLINE, what, async || {
+            let events = self.events().await;
+            if done(&events) { Ok(events) } else { Err(types(&events)) }
+        })
+        .await
+    }
+
+    /// Closes the session.
+    pub async fn delete(&self) -> Reply {
+        self.api.call("DELETE", &self.path(""), &self.key, None).await
+    }
+}
+
+/// The types of some events.
+pub fn types(events: &[Value]) -> Vec<String> {
+    events.iter().map(|event| event["event_type"].as_str().unwrap_or("?").to_owned()).collect()
+}
+
+/// The events of one type.
+pub fn of_type<'a>(events: &'a [Value], what: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["event_type"] == what).collect()
+}
+
+/// The ids of some events.
+pub fn ids(events: &[Value]) -> Vec<String> {
+    events.iter().map(|event| event["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+/// An open NDJSON stream. Dropping it cuts the connection.
+pub struct Frames {
+    bytes: BoxStream<'static, reqwest::Result<Vec<u8>>>,
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for Frames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Frames").field("buffer", &String::from_utf8_lossy(&self.buffer)).finish_non_exhaustive()
+    }
+}
+
+impl Frames {
+    fn new(answer: reqwest::Response) -> Self {
+        let bytes = answer.bytes_stream().map(|chunk| chunk.map(|bytes| bytes.to_vec()));
+        Self { bytes: bytes.boxed(), buffer: Vec::new() }
+    }
+
+    /// The next line, empty ones included; `None` at the end, clean or not.
+    pub async fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=at).collect();
+                return Some(String::from_utf8(line[..at].to_vec()).expect("a line in UTF-8"));
+            }
+            match self.bytes.next().await {
+                Some(Ok(chunk)) => self.buffer.extend_from_slice(&chunk),
+                Some(Err(_)) | None => return None,
+            }
+        }
+    }
+
+    /// The next frame within the deadline; `None` at the end.
+    pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            let line = within("the next frame", self.line()).await?;
+            if !line.is_empty() {
+                return Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")));
+            }
+        }
+    }
+
+    /// The next event's type, skipping nothing.
+    pub async fn next_type(&mut self) -> String {
+        let frame = self.next().await.expect("another frame");
+        frame["params"]["event_type"].as_str().unwrap_or_else(|| panic!("not an event: {frame}")).to_owned()
+    }
+
+    /// Reads events until one of that type; returns all of them.
+    pub async fn until_type(&mut self, what: &str) -> Vec<Value> {
+        let mut events = Vec::new();
+        loop {
+            let frame =
+                self.next().await.unwrap_or_else(|| panic!("the stream ended before {what}: {:?}", types(&events)));
+            assert_eq!(frame["method"], "session.event", "{frame}");
+            let done = frame["params"]["event_type"] == what;
+            events.push(frame["params"].clone());
+            if done {
+                return events;
+            }
+        }
+    }
+
+    /// Reads to the end without parsing: the lines as they came.
+    pub async fn lines(mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Some(line) = within("the next line", self.line()).await {
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// Reads to the end.
+    pub async fn finish(mut self) -> Outcome {
+        let mut frames = Vec::new();
+        while let Some(frame) = self.next().await {
+            frames.push(frame);
+        }
+        Outcome { frames }
+    }
+
+    /// Whether nothing (no byte) has come, and nothing does within a moment. For *proving* silence use an event that
+    /// would have come in between; this only adds that no byte was written before it.
+    pub fn is_silent(&mut self) -> bool {
+        use futures_util::FutureExt;
+        self.buffer.is_empty() && self.bytes.next().now_or_never().is_none()
+    }
+}
+
+/// All frames of a finished call.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// In order.
+    pub frames: Vec<Value>,
+}
+
+impl Outcome {
+    /// The terminal frame's result.
+    pub fn result(&self) -> &Value {
+        let last = self.frames.last().unwrap_or_else(|| panic!("an empty stream"));
+        last.get("result").unwrap_or_else(|| panic!("no result: {last}"))
+    }
+
+    /// The terminal frame's error, as (code, message).
+    pub fn error(&self) -> (i64, String) {
+        let last = self.frames.last().unwrap_or_else(|| panic!("an empty stream"));
+        let error = last.get("error").unwrap_or_else(|| panic!("no error: {last}"));
+        (error["code"].as_i64().expect("a code"), error["message"].as_str().expect("a message").to_owned())
+    }
+
+    /// `result.events`.
+    pub fn events(&self) -> Vec<Value> {
+        self.result()["events"].as_array().expect("result.events").clone()
+    }
+
+    /// The types of `result.events`.
+    pub fn types(&self) -> Vec<String> {
+        types(&self.events())
+    }
+
+    /// The text of the final message's only text block.
+    pub fn text(&self) -> String {
+        let content = &self.result()["message"]["content"];
+        content[0]["text"].as_str().unwrap_or_else(|| panic!("no text: {content}")).to_owned()
+    }
+
+    /// The events that were streamed before the terminal frame.
+    pub fn live(&self) -> Vec<Value> {
+        self.frames.iter().filter(|f| f["method"] == "session.event").map(|f| f["params"].clone()).collect()
+    }
+}

@@ -1,0 +1,270 @@
+//! A real `baesrv` process with a directory and ports of its own.
+//!
+//! The directory (configuration, database, log file) is deleted when the test passed, and named when it failed. The ports
+//! stay the same over restarts, as a deployment's would.
+
+use crate::poll;
+use crate::ports::Port;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The admin key of every server here.
+pub const ADMIN_KEY: &str = "bae_admin_0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// The path of a program of this workspace: beside the running test executable, or `$BAESRV` for the server.
+pub fn program(name: &str) -> PathBuf {
+    if name == "baesrv"
+        && let Some(path) = std::env::var_os("BAESRV")
+    {
+        return path.into();
+    }
+    let test = std::env::current_exe().expect("the test's own path");
+    let path = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST").join(name);
+    assert!(path.exists(), "{} is missing: run `cargo build --workspace --bins` first", path.display());
+    path
+}
+
+/// What a server is started with.
+#[derive(Debug, Clone, Default)]
+pub struct Config {
+    toml: String,
+    env: Vec<(String, String)>,
+    args: Vec<String>,
+    unset: Vec<String>,
+}
+
+impl Config {
+    /// Adds lines to the configuration file.
+    pub fn toml(mut self, text: &str) -> Self {
+        self.toml.push_str(text);
+        self.toml.push('\n');
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds a command line argument after `serve`.
+    pub fn arg(mut self, arg: &str) -> Self {
+        self.args.push(arg.to_owned());
+        self
+    }
+}
+
+/// The server; killed on drop.
+#[derive(Debug)]
+pub struct Server {
+    /// Its directory.
+    pub dir: PathBuf,
+    config: Config,
+    port: Port,
+    admin_port: Port,
+    child: Option<Child>,
+    http: reqwest::Client,
+}
+
+impl Server {
+    /// Starts one and waits until it answers.
+    pub async fn start(config: Config) -> Self {
+        let mut server = Self::prepare(config);
+        server.spawn();
+        server.wait_ready().await;
+        server
+    }
+
+    /// Everything but the process.
+    pub fn prepare(config: Config) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join("bae-tests").join(format!("{test}-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("the test's directory");
+        std::fs::write(dir.join("config.toml"), &config.toml).expect("the configuration file");
+        // A connection per request: what one test cuts or kills is then never another request's.
+        let http = reqwest::Client::builder().pool_max_idle_per_host(0).no_proxy().build().expect("an HTTP client");
+        Self { dir, config, port: Port::reserve(), admin_port: Port::reserve(), child: None, http }
+    }
+
+    /// The command that starts the program with this server's configuration.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(program("baesrv"));
+        command
+            .arg("serve")
+            .args(&self.config.args)
+            .current_dir(&self.dir)
+            .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| ["PATH", "HOME", "TMPDIR"].iter().any(|keep| name == keep)))
+            .env("BAE_ADDR", format!("127.0.0.1:{}", self.port.number))
+            .env("BAE_ADMIN_ADDR", format!("127.0.0.1:{}", self.admin_port.number))
+            .env("BAE_DATABASE_URL", format!("sqlite:{}", self.database_path().display()))
+            .env("BAE_ADMIN_KEY", ADMIN_KEY)
+            .env("BAE_CONFIG", self.dir.join("config.toml"))
+            .env("BAE_SANDBOX_DRIVER", "none")
+            .env("BAE_LOG", "info")
+            .envs(self.config.env.iter().cloned())
+            .stdin(Stdio::null());
+        for name in &self.config.unset {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// Starts the process without waiting.
+    pub fn spawn(&mut self) {
+        let log = || {
+            let path = self.log_path();
+            std::fs::File::options().create(true).append(true).open(path).expect("the server's log file")
+        };
+        let child = self.command().stdout(log()).stderr(log()).spawn().expect("the server's program starts");
+        self.child = Some(child);
+    }
+
+    /// Waits until `/healthz` answers.
+    pub async fn wait_ready(&mut self) {
+        let url = format!("{}/healthz", self.url());
+        let http = self.http.clone();
+        let child = self.child.as_mut().expect("a started server");
+        let log = self.dir.join("server.log");
+        poll::until(poll::DEADLINE, "the server's /healthz", async || {
+            if let Ok(Some(status)) = child.try_wait() {
+                panic!("the server ended with {status}: {}", std::fs::read_to_string(&log).unwrap_or_default());
+            }
+            match http.get(&url).send().await {
+                Ok(answer) if answer.status() == 200 => Ok(()),
+                Ok(answer) => Err(answer.status().to_string()),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+        .await;
+    }
+
+    /// The client port's address as a URL.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port.number)
+    }
+
+    /// The admin port's address as a URL.
+    pub fn admin_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.admin_port.number)
+    }
+
+    /// `host:port` of the client port.
+    pub fn addr(&self) -> String {
+        format!("127.0.0.1:{}", self.port.number)
+    }
+
+    /// A client with a connection per request.
+    pub fn http(&self) -> reqwest::Client {
+        self.http.clone()
+    }
+
+    /// The SQLite file.
+    pub fn database_path(&self) -> PathBuf {
+        self.dir.join("bae.db")
+    }
+
+    /// Where standard output and error go.
+    pub fn log_path(&self) -> PathBuf {
+        self.dir.join("server.log")
+    }
+
+    /// All that the program has said.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("a started server").id()
+    }
+
+    /// `kill -9`, and waits for the end.
+    pub fn kill9(&mut self) {
+        let mut child = self.child.take().expect("a started server");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    /// SIGTERM, without waiting.
+    pub fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends a signal by name.
+    pub fn signal(&self, name: &str) {
+        let script = format!("kill -{name} {}", self.pid());
+        assert!(Command::new("sh").args(["-c", &script]).status().expect("sh").success(), "{script}");
+    }
+
+    /// Waits for the process to end by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let child = self.child.as_mut().expect("a started server");
+        let status = poll::until(poll::DEADLINE, "the server's end", async || match child.try_wait() {
+            Ok(Some(status)) => Ok(status),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+        self.child = None;
+        status
+    }
+
+    /// Starts it again: same ports, same data.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "end the server before starting it again");
+        self.spawn();
+        self.wait_ready().await;
+    }
+
+    /// `kill -9` and a new start.
+    pub async fn crash(&mut self) {
+        self.kill9();
+        self.restart().await;
+    }
+
+    /// Resident memory in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("/proc");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
+        let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number of kB");
+        kib * 1024
+    }
+
+    /// Replaces the configuration file, for the next start.
+    pub fn write_config(&self, toml: &str) {
+        std::fs::write(self.dir.join("config.toml"), toml).expect("the configuration file");
+    }
+
+    /// Leaves an environment variable out.
+    pub fn unset_env(&mut self, name: &str) {
+        self.config.unset.push(name.to_owned());
+    }
+
+    /// Adds a command line argument for the next start.
+    pub fn add_arg(&mut self, arg: &str) {
+        self.config.args.push(arg.to_owned());
+    }
+
+    /// Sets an environment variable for the next start.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.config.env.retain(|(n, _)| n != name);
+        self.config.env.push((name.to_owned(), value.to_owned()));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("kept for inspection: {}", self.dir.display());
+        } else {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}
