@@ -85,7 +85,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     let (provider, demo) = match vendor {
         Some(vendor) => (vendor.provider(args.model), None),
         None => {
-            let (provider, listener) = demo().await?;
+            let (provider, listener) = demo(&args.data).await?;
             (provider, Some(tokio::spawn(crate::demo::serve(listener, demo_stop.clone()))))
         }
     };
@@ -171,11 +171,18 @@ impl Vendor {
     }
 }
 
-/// The built-in model, on a port of its own.
-async fn demo() -> Result<(Provider, TcpListener), Failure> {
+/// The built-in model, on a port of its own: the one of the last start where that is free, because a turn that was
+/// interrupted asks again where it had asked.
+async fn demo(data: &Path) -> Result<(Provider, TcpListener), Failure> {
     let refuse = |error| Failure::Runtime(format!("cannot listen on a loopback port for the demo model: {error}"));
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(refuse)?;
+    let remembered = data.join("demo.port");
+    let port = std::fs::read_to_string(&remembered).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let listener = match TcpListener::bind(("127.0.0.1", port)).await {
+        Err(_) if port != 0 => TcpListener::bind(("127.0.0.1", 0)).await.map_err(refuse)?,
+        listener => listener.map_err(refuse)?,
+    };
     let addr = listener.local_addr().map_err(refuse)?;
+    std::fs::write(&remembered, addr.port().to_string()).map_err(refuse)?;
     let entry = Entry {
         name: DEMO.to_owned(),
         wire: Wire::Anthropic,
