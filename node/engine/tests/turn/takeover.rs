@@ -1,0 +1,1 @@
+//! Takeovers that random scripts reach rarely, one by one.
