@@ -98,7 +98,7 @@ pub struct Config {
     pub turn_timeout: Duration,
     /// `BAE_MAX_TURN_ITERATIONS`: provider round trips of one turn. Default 8.
     pub max_turn_iterations: u32,
-    /// `BAE_MAX_QUEUED_CALLS`: calls that may wait in this node. Default 1000.
+    /// `BAE_MAX_QUEUED_CALLS`: calls that may wait in one session. Default 1000.
     pub max_queued_calls: u32,
     /// `BAE_MAX_BODY`: bytes of one request's body. Default 33554432 (32 MiB).
     pub max_body: usize,
