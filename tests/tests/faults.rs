@@ -2,6 +2,7 @@
 //!
 //! A step of a turn is reached by a peer that stalls, never by a delay, and is proved by the log's last event.
 
+mod chaos;
 mod close;
 mod growth;
 mod history;
@@ -11,4 +12,5 @@ mod mcp;
 mod provider;
 mod queue;
 mod resend;
+mod storage;
 mod streams;
