@@ -72,6 +72,8 @@ pub enum Kind {
     Http,
     Sse,
     Stdio,
+    /// A process that ignores both the end of its input and SIGTERM.
+    StubbornStdio,
 }
 
 /// A running mock MCP server.
@@ -114,7 +116,12 @@ impl Mcp {
             }
             Kind::Stdio => format!(
                 "[[mcp.servers]]\nname = \"{name}\"\ntransport = \"stdio\"\ncommand = {}\nargs = [\"{addr}\"]\n",
-                json!(crate::server::program("mcp_stdio").to_str().expect("a path in UTF-8"))
+                stdio_program()
+            ),
+            Kind::StubbornStdio => format!(
+                "[[mcp.servers]]\nname = \"{name}\"\ntransport = \"stdio\"\ncommand = \"sh\"\n\
+                 args = [\"-c\", \"trap '' TERM; exec \\\"$0\\\" \\\"$1\\\" --stubborn\", {}, \"{addr}\"]\n",
+                stdio_program()
             ),
         }
     }
@@ -162,6 +169,11 @@ impl Mcp {
     pub fn refuse(&self, refusing: bool) {
         *self.mind.refusing.lock().unwrap() = refusing;
     }
+}
+
+/// The path of the pipe program as a TOML string.
+fn stdio_program() -> Value {
+    json!(crate::server::program("mcp_stdio").to_str().expect("a path in UTF-8"))
 }
 
 /// What goes back over the transport.

@@ -46,7 +46,7 @@ pub(super) async fn serve(kind: Kind, mind: Arc<Mind>) -> Serving {
                 http1::serve(any, move |request, conn| sse(mind.clone(), streams.clone(), request, conn)).await,
             )
         }
-        Kind::Stdio => {
+        Kind::Stdio | Kind::StubbornStdio => {
             let listener = TcpListener::bind(any).await.expect("a port for a mock MCP server");
             let addr = listener.local_addr().expect("the mock's address");
             Serving::Lines(addr, tokio::spawn(accept_lines(listener, mind)))
