@@ -60,6 +60,8 @@ pub struct Mind {
     script: Mutex<VecDeque<Step>>,
     calls: Mutex<Vec<Value>>,
     opened: Mutex<usize>,
+    /// The `authorization` header of the last HTTP request.
+    authorization: Mutex<Option<String>>,
     /// The sessions that HTTP knows; others get 404.
     sessions: Mutex<Vec<String>>,
     hang_up: broadcast::Sender<()>,
@@ -94,6 +96,7 @@ impl Mcp {
             script: Mutex::default(),
             calls: Mutex::default(),
             opened: Mutex::default(),
+            authorization: Mutex::default(),
             sessions: Mutex::default(),
             hang_up: broadcast::channel(4).0,
             refusing: Mutex::default(),
@@ -153,6 +156,11 @@ impl Mcp {
     /// How many clients have initialised.
     pub fn opened(&self) -> usize {
         *self.mind.opened.lock().unwrap()
+    }
+
+    /// HTTP: the `authorization` header of the last request.
+    pub fn authorization(&self) -> Option<String> {
+        self.mind.authorization.lock().unwrap().clone()
     }
 
     /// HTTP: forgets every session, so that the next request gets 404.

@@ -57,6 +57,7 @@ pub(super) async fn serve(kind: Kind, mind: Arc<Mind>) -> Serving {
 // Streamable HTTP.
 
 async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
+    *mind.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
     if mind.is_refusing() {
         return;
     }
@@ -100,6 +101,7 @@ async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
 type Streams = Arc<Mutex<HashMap<String, mpsc::Sender<Option<String>>>>>;
 
 async fn sse(mind: Arc<Mind>, streams: Streams, request: Request, mut conn: Conn) {
+    *mind.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
     if mind.is_refusing() {
         return;
     }
