@@ -53,6 +53,12 @@ impl Database {
         Fault { database: self, undo: vec!["DROP TRIGGER injected_fault".to_owned()] }
     }
 
+    /// Holds the write lock until mended, as a backup or an administrator's transaction would.
+    pub async fn lock(self) -> Fault {
+        self.execute("BEGIN IMMEDIATE".to_owned()).await;
+        Fault { database: self, undo: vec!["ROLLBACK".to_owned()] }
+    }
+
     /// Takes the keys away, so that nobody can be authenticated, until mended.
     pub async fn hide_keys(self) -> Fault {
         let mut undo = Vec::new();

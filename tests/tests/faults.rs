@@ -4,6 +4,7 @@
 
 mod chaos;
 mod close;
+mod corners;
 mod growth;
 mod history;
 mod inputs;
