@@ -7,7 +7,7 @@ use engine::event::EventType;
 use engine::open::Compaction;
 use engine::provider::Wire;
 
-const WHOLE: Plan = Plan { stops: Stops::Never, newest: false, takeovers: 1, swap_tools: false };
+const WHOLE: Plan = Plan { stops: Stops::Never, newest: false, takeovers: 1, swap_tools: false, looks: true };
 
 fn op(by: By, what: What) -> Op {
     Op { by, what, late: true, tools: 0, primary: true, running: 0 }
@@ -86,7 +86,8 @@ fn an_asides_takeover_keeps_uses_and_results_paired() {
 
 #[test]
 fn an_answer_after_the_pause_was_retired_is_refused() {
-    let ops = [(By::Owner, What::Plain(0)), (By::Stranger, What::Compact(None)), (By::Owner, What::Answer(Fit::Right))];
+    let ops =
+        [(By::Owner, What::Plain(0)), (By::Stranger, What::Compact(None)), (By::Stranger, What::Answer(Fit::Right))];
     let script = script(ops.map(|(by, what)| op(by, what)).into(), vec![uses("c1", 0)]);
     run(&script, WHOLE, |world| {
         order::check(world);

@@ -12,6 +12,7 @@ use engine::params::SendMessage;
 use engine::request::Request;
 use engine::round::Use;
 use engine::rpc::RpcError;
+use engine::toolbox::Toolbox;
 use engine::turn::{After, Context, End, Gate, Opening, Step, Then, Turn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ pub struct Plan {
     pub takeovers: u32,
     /// The client declares other tools while the program is down.
     pub swap_tools: bool,
+    /// Requests are looked at; not needed where the log is compared with one that was.
+    pub looks: bool,
 }
 
 /// What the session's row says.
@@ -80,10 +83,12 @@ struct Cursor {
 
 pub struct World<'a> {
     pub script: &'a Script,
-    plan: Plan,
+    pub plan: Plan,
     fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
     pub log: Vec<Event>,
     stored: BTreeMap<u64, String>,
+    /// Every stored request, read back.
+    loaded: BTreeMap<u64, Arc<Request>>,
     pub row: Row,
     pub calls: Vec<Call>,
     pub appends: usize,
@@ -95,6 +100,8 @@ pub struct World<'a> {
     pub in_progress: usize,
     cursor: Cursor,
     op: Op,
+    /// What a client may have declared.
+    tools: [Toolbox; 4],
 }
 
 pub fn client(n: u8) -> KeyId {
@@ -112,6 +119,7 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
         fresh: &fresh,
         log: Vec::new(),
         stored: BTreeMap::new(),
+        loaded: BTreeMap::new(),
         row: Row::Idle,
         calls: Vec::new(),
         appends: 0,
@@ -120,6 +128,7 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
         in_progress: 0,
         cursor: Cursor::default(),
         op,
+        tools: [0, 1, 2, 3].map(peers::toolbox),
     };
     let mut turn = Turn::default();
     for op in &script.ops {
@@ -139,7 +148,7 @@ impl<'a> World<'a> {
         Context {
             primary,
             fallbacks: entries.collect(),
-            tools: peers::toolbox(self.op.tools),
+            tools: self.tools[self.op.tools].clone(),
             available_sandboxes: vec!["img".into()],
             compaction: self.script.compaction.clone(),
             max_rounds: self.script.max_rounds,
@@ -164,6 +173,7 @@ impl<'a> World<'a> {
         let (role, content, fit) = match &self.op.what {
             What::Plain(i) => ("user", peers::MESSAGES[*i].to_owned(), None),
             What::Assistant => ("assistant", r#""An aside""#.to_owned(), paused.then_some(Fit::WrongRole)),
+            What::Answer(_) if !paused && self.op.by == By::Owner => ("user", peers::MESSAGES[2].to_owned(), None),
             What::Answer(_) if !paused => ("user", format!("[{}]", peers::result("tu_none", 0)), None),
             What::Answer(fit) => {
                 let uses = self.uses();
@@ -279,11 +289,9 @@ impl<'a> World<'a> {
             self.log.push(committed(number, Some(id), event.clone()));
             if let Payload::Request(request) = &event.payload {
                 self.stored.insert(number, request.store(chain.as_ref()));
-                assert_eq!(
-                    self.load(number).payload(),
-                    event.payload.text(),
-                    "a stored request reads back differently"
-                );
+                let loaded = self.load(number);
+                assert_eq!(loaded.payload(), event.payload.text(), "a stored request reads back differently");
+                self.loaded.insert(number, Arc::new(loaded));
             }
         }
         turn.committed(first);
@@ -343,7 +351,7 @@ impl<'a> World<'a> {
         for event in &self.log[start..] {
             let mut event = event.clone();
             if matches!(event.event.payload, Payload::Request(_)) {
-                event.event.payload = Payload::Request(Arc::new(self.load(event.number)));
+                event.event.payload = Payload::Request(Arc::clone(&self.loaded[&event.number]));
             }
             turn.apply(&event);
         }
