@@ -236,7 +236,7 @@ impl Turn {
         }
         self.usage = response.usage.map(Usage::sum);
         let content = Self::answered_blocks(&answer);
-        if answer.blocks.iter().any(|block| is_tool_use(block)) {
+        if answer.blocks.iter().any(is_tool_use) {
             let (uses, results) = (Vec::new(), Vec::new());
             self.round = Some(Round { key: event.key, event: event.id, content, uses, results, running: false });
             self.stage = Stage::Tools;

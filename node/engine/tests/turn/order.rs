@@ -2,10 +2,11 @@
 //! fallbacks, caps and what each call ends with. Compactions are in `compactions`.
 
 use crate::fields;
+use crate::plan::{Call, Row};
 use crate::read::{Fields, array, blocks};
 use crate::requests::block;
 use crate::script::Fit;
-use crate::world::{Call, Row, World};
+use crate::world::World;
 use engine::event::{Event, EventType};
 use engine::ids::KeyId;
 use engine::open::Compaction;
@@ -168,7 +169,9 @@ fn one(mut reader: Reader<'_>, state: &mut State) -> Option<After> {
     let end = call.end.as_ref().expect("every call ends");
     let expected = result.unwrap_or_else(|Cut| {
         state.seen.add("takeover limits", 1);
-        crate::compactions::given_up(&reader)
+        let end = crate::compactions::given_up(&reader);
+        state.seen.add("takeover limits in a compaction", usize::from(end.1 == After::Idle));
+        end
     });
     assert_eq!(reader.at, reader.events.len(), "events after the end");
     assert_eq!((&end.outcome, end.session), (&expected.0, expected.1));

@@ -1,11 +1,16 @@
 //! Takeovers that random scripts reach rarely, one by one.
 
+use crate::plan::{Plan, Row, Stops};
 use crate::script::{Answer, Block, By, Fit, Op, Script, What};
-use crate::world::{Plan, Stops, World, run};
+use crate::world::{World, client, run};
 use crate::{order, read::Fields};
 use engine::event::EventType;
+use engine::event::Payload;
+use engine::json;
 use engine::open::Compaction;
+use engine::params::SendMessage;
 use engine::provider::Wire;
+use engine::turn::{Gate, Opening, Then, Turn};
 
 const WHOLE: Plan = Plan { stops: Stops::Never, newest: false, takeovers: 1, swap_tools: false, looks: true };
 
@@ -92,6 +97,35 @@ fn an_answer_after_the_pause_was_retired_is_refused() {
     run(&script, WHOLE, |world| {
         order::check(world);
         assert!(world.calls.last().unwrap().refused.is_some());
-        assert_eq!(world.row, crate::world::Row::Idle);
+        assert_eq!(world.row, Row::Idle);
+    });
+}
+
+/// A compaction whose preamble is not in the log changes nothing: the history before it is still told.
+#[test]
+fn a_broken_preamble_reference_loses_nothing() {
+    let ops = [What::Plain(0), What::Compact(None)];
+    let script = script(ops.map(|what| op(By::Owner, what)).into(), vec![]);
+    run(&script, WHOLE, |world| {
+        let mut turn = Turn::default();
+        for event in &world.log {
+            let mut event = event.clone();
+            if event.event.kind == EventType::CompactionCompleted {
+                let preamble = Fields::payload(&event).str("preamble_event_id");
+                let text = event.event.payload.text().replace(&preamble, &format!("evt_{}", "f".repeat(32)));
+                event.event.payload = Payload::Json(json::parse(&text).unwrap());
+            }
+            turn.apply(&event);
+        }
+        turn.settle();
+        let hello = json::parse(r#"{"message":{"content":"go on"}}"#).unwrap();
+        let opening = Opening::Message(SendMessage::parse(&hello).unwrap());
+        turn.open(&world.context(), &opening, client(1), Gate::Free).unwrap();
+        let Then::Ask(request) = turn.next(&world.context()).then else { panic!("a request is due") };
+        let mut messages = String::new();
+        request.write_messages(&mut messages);
+        for told in ["hello", "answer", engine::history::PREAMBLE, "go on"] {
+            assert!(messages.contains(told), "{told} is missing in {messages}");
+        }
     });
 }

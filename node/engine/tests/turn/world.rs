@@ -2,6 +2,7 @@
 //! be stopped after any append: then the turn is folded anew from what is stored.
 
 use crate::peers;
+use crate::plan::{Call, Plan, Row, Stops};
 use crate::read::{Fields, quoted};
 use crate::requests;
 use crate::script::{By, Fit, Op, Script, What};
@@ -11,66 +12,11 @@ use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
 use engine::round::Use;
-use engine::rpc::RpcError;
 use engine::toolbox::Toolbox;
 use engine::turn::{After, Context, End, Gate, Opening, Step, Then, Turn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// After which appends the program is stopped and started anew.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Stops {
-    Never,
-    /// Every one but those that leave an MCP call under way, whose outcome would be lost.
-    Harmless,
-    Every,
-    /// Where the bit is set.
-    Bits(u64),
-    Only(usize),
-}
-
-/// How a script is run.
-#[derive(Debug, Clone, Copy)]
-pub struct Plan {
-    pub stops: Stops,
-    /// Fold from the newest completed compaction on, not from the start.
-    pub newest: bool,
-    /// What a new owner is told of takeovers before.
-    pub takeovers: u32,
-    /// The client declares other tools while the program is down.
-    pub swap_tools: bool,
-    /// Requests are looked at; not needed where the log is compared with one that was.
-    pub looks: bool,
-}
-
-/// What the session's row says.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Row {
-    Idle,
-    Running,
-    Paused(KeyId),
-    Error,
-}
-
-/// A call that was opened.
-#[derive(Debug, Clone)]
-pub struct Call {
-    pub id: CallId,
-    pub key: KeyId,
-    pub opening: Opening,
-    pub gate: Gate,
-    /// How an answer fits, where one is awaited; none for other openings.
-    pub fit: Option<Fit>,
-    pub primary: bool,
-    /// Who owned the pause before.
-    pub owner: Option<KeyId>,
-    pub refused: Option<RpcError>,
-    pub end: Option<End>,
-    /// It was given up after too many takeovers.
-    pub limited: bool,
-    pub store_failed: bool,
-}
 
 #[derive(Default)]
 struct Cursor {
@@ -142,7 +88,8 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
 }
 
 impl<'a> World<'a> {
-    fn context(&self) -> Context<'a> {
+    /// What decisions need beside the log.
+    pub fn context(&self) -> Context<'a> {
         let mut entries = peers::entries(&self.script.wires).into_iter();
         let primary = entries.next().filter(|_| self.op.primary).ok_or_else(|| "unknown provider \"p0\"".to_owned());
         Context {
