@@ -8,9 +8,11 @@ use engine::event::EventType;
 use engine::event::Payload;
 use engine::json;
 use engine::open::Compaction;
+use engine::outcome::Outcome;
 use engine::params::SendMessage;
 use engine::provider::Wire;
-use engine::turn::{Gate, Opening, Then, Turn};
+use engine::rpc::RpcError;
+use engine::turn::{After, Gate, Opening, Then, Turn};
 
 const WHOLE: Plan = Plan { stops: Stops::Never, newest: false, takeovers: 1, swap_tools: false, looks: true };
 
@@ -128,4 +130,29 @@ fn a_broken_preamble_reference_loses_nothing() {
             assert!(messages.contains(told), "{told} is missing in {messages}");
         }
     });
+}
+
+/// The profile was deleted: a message's call fails the session, whatever was open (companion 3.2).
+#[test]
+fn a_deleted_profile_fails_the_session() {
+    let script = script(vec![op(By::Owner, What::Plain(0))], vec![uses("c1", 0)]);
+    run(&script, WHOLE, |world| {
+        let mut turn = Turn::default();
+        world.log.iter().for_each(|event| turn.apply(event));
+        let step = turn.profile_unavailable(&world.context(), client(2));
+        let [error] = &step.events[..] else { panic!("{step:?}") };
+        assert_eq!((error.kind, error.key), (EventType::SessionError, client(2)));
+        assert_eq!(error.payload.text(), r#"{"reason":"profile_unavailable"}"#);
+        let Then::End(end) = step.then else { panic!("the call goes on") };
+        assert_eq!((end.outcome, end.session), (Outcome::Error(RpcError::profile_unavailable()), After::Error));
+    });
+}
+
+/// What is stored of a request does not grow with the conversation (companion 4.5).
+#[test]
+fn stored_requests_do_not_grow() {
+    let script = script((0..100).map(|i| op(By::Owner, What::Plain(i % 4))).collect(), vec![uses("m1", 1)]);
+    let sizes = run(&script, WHOLE, |world| world.stored_bytes());
+    let (early, late) = (sizes[5..15].iter().max().unwrap(), sizes[sizes.len() - 10..].iter().max().unwrap());
+    assert!(sizes.len() > 100 && *late < early + 50, "{sizes:?}");
 }

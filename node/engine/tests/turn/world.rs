@@ -88,6 +88,11 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
 }
 
 impl<'a> World<'a> {
+    /// Bytes of each stored request, in order.
+    pub fn stored_bytes(&self) -> Vec<usize> {
+        self.stored.values().map(String::len).collect()
+    }
+
     /// What decisions need beside the log.
     pub fn context(&self) -> Context<'a> {
         let mut entries = peers::entries(&self.script.wires).into_iter();
@@ -156,7 +161,7 @@ impl<'a> World<'a> {
     fn call(&mut self, turn: &mut Turn) {
         let owner = if let Row::Paused(owner) = self.row { Some(owner) } else { None };
         let key = match (self.op.by, owner) {
-            (By::Owner, owner) => owner.unwrap_or(client(1)),
+            (By::Owner, owner) => owner.unwrap_or_else(|| client(1)),
             (By::Stranger, Some(owner)) if owner == client(2) => client(3),
             (By::Stranger, _) => client(2),
         };
@@ -236,6 +241,9 @@ impl<'a> World<'a> {
             self.log.push(committed(number, Some(id), event.clone()));
             if let Payload::Request(request) = &event.payload {
                 self.stored.insert(number, request.store(chain.as_ref()));
+                if request.attempt == 1 && !request.compaction {
+                    requests::offers(request, peers::offered(self.op.tools));
+                }
                 let loaded = self.load(number);
                 assert_eq!(loaded.payload(), event.payload.text(), "a stored request reads back differently");
                 self.loaded.insert(number, Arc::new(loaded));
