@@ -3,8 +3,18 @@
 //! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events, nothing
 //! of HTTP, providers or tools.
 
+pub mod accounts;
 mod error;
+pub mod feed;
+pub mod local;
+pub mod log;
+pub mod queue;
 mod sqlite;
 
 pub use error::Error;
 pub use sqlite::Db;
+
+/// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (companion 1.1).
+pub fn fresh_id() -> [u8; 16] {
+    uuid::Uuid::now_v7().into_bytes()
+}

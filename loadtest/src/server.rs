@@ -50,6 +50,9 @@ impl Server {
             None => (std::env::temp_dir().join(format!("loadtest-{:016x}", random())), true),
         };
         std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        // The server runs in its own directory, where relative paths would mean something else.
+        let directory = directory.canonicalize()?;
+        let program = program.canonicalize().with_context(|| format!("there is no {}", program.display()))?;
         ensure!(
             !directory.join(DATABASE).exists(),
             "{} holds the database of an earlier run; choose an empty --data",
@@ -60,7 +63,7 @@ impl Server {
         let log = File::create(directory.join("server.log"))?;
         let (address, admin_address) = (free_address()?, free_address()?);
         let admin_key = format!("bae_admin_{:016x}{:016x}{:016x}", random(), random(), random());
-        let mut command = Command::new(program);
+        let mut command = Command::new(&program);
         command.arg("serve").current_dir(&directory).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         // Settings of the caller's shell must not decide what is measured.

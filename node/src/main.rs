@@ -1,1 +1,7 @@
-fn main() {}
+//! The program `baesrv`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    node::cli::main(std::env::args_os())
+}

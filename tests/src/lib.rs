@@ -7,7 +7,10 @@
 
 pub mod admin;
 pub mod client;
+pub mod database;
+pub mod history;
 pub mod http1;
+pub mod log;
 pub mod mcp;
 pub mod poll;
 pub mod ports;

@@ -229,3 +229,57 @@ impl Mind {
         Effect::Reply(json!({"jsonrpc": "2.0", "id": id, "result": result}))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+    /// The pipe program and the mind behind it, spoken to as a stdio client does.
+    #[tokio::test]
+    async fn the_stdio_pipe_answers_and_hangs_up() {
+        let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
+        let mut child = tokio::process::Command::new(crate::server::program("mcp_stdio"))
+            .arg(mcp.serving.addr().to_string())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        stdin.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/list\"}\n").await.unwrap();
+        let line = within("an answer", lines.next_line()).await.unwrap().unwrap();
+        assert!(line.contains("mock tool ls"), "{line}");
+        mcp.hang_up();
+        assert!(within("the process's end", child.wait()).await.unwrap().success());
+    }
+
+    #[tokio::test]
+    async fn http_sessions_and_held_calls() {
+        let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+        let http = reqwest::Client::new();
+        let url = format!("http://{}/mcp", mcp.serving.addr());
+        let post = |session: Option<String>, body: Value| {
+            let mut request = http.post(&url).header("content-type", "application/json").body(body.to_string());
+            if let Some(session) = session {
+                request = request.header("mcp-session-id", session);
+            }
+            request.send()
+        };
+        let call =
+            json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "ls", "arguments": {}}});
+        assert_eq!(post(None, call.clone()).await.unwrap().status(), 404);
+        let opened =
+            post(None, json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}})).await.unwrap();
+        let session = opened.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        let mut held = mcp.hold(Outcome::Text("in the end".to_owned()));
+        let answer = tokio::spawn(post(Some(session.clone()), call.clone()));
+        held.arrived().await;
+        held.release();
+        assert!(answer.await.unwrap().unwrap().text().await.unwrap().contains("in the end"));
+        mcp.forget_sessions();
+        assert_eq!(post(Some(session), call).await.unwrap().status(), 404);
+        assert_eq!(mcp.calls().len(), 1);
+    }
+}

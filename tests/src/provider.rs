@@ -220,7 +220,9 @@ impl Provider {
 async fn answer(state: Arc<State>, request: Request, mut conn: Conn) {
     let openai = request.path.ends_with("/chat/completions");
     let known = openai || request.path.ends_with("/v1/messages");
-    let model = request.json()["model"].as_str().unwrap_or("?").to_owned();
+    // Tests send what a parser may refuse; the mock does not mind.
+    let parsed: Option<Value> = serde_json::from_slice(&request.body).ok();
+    let model = parsed.and_then(|body| body["model"].as_str().map(str::to_owned)).unwrap_or_default();
     state.requests.lock().unwrap().push(request);
     if !known {
         conn.reply(404, &[], b"no such path").await;
@@ -309,4 +311,53 @@ fn chat_completion(model: &str, blocks: &[Value], stop: Stop, usage: Option<(u64
         body["usage"] = json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
     }
     body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn ask(provider: &Provider, path: &str) -> reqwest::Result<String> {
+        let request = reqwest::Client::new().post(format!("{}{path}", provider.url())).body(r#"{"model":"m"}"#);
+        request.send().await?.error_for_status()?.text().await
+    }
+
+    #[tokio::test]
+    async fn the_script_in_both_formats() {
+        let provider = Provider::start().await;
+        provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+        provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+        let anthropic: Value = serde_json::from_str(&ask(&provider, "/v1/messages").await.unwrap()).unwrap();
+        assert_eq!(
+            (&anthropic["stop_reason"], &anthropic["content"][0]["name"]),
+            (&json!("tool_use"), &json!("clock"))
+        );
+        let openai: Value = serde_json::from_str(&ask(&provider, "/v1/chat/completions").await.unwrap()).unwrap();
+        assert_eq!(openai["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{}");
+        provider.script([Answer::HangUp, Answer::CutBody, Answer::status(529)]);
+        for _ in 0..3 {
+            assert!(ask(&provider, "/v1/messages").await.is_err());
+        }
+        assert!(ask(&provider, "/v1/messages").await.unwrap().contains("\"ok\""));
+        assert_eq!(provider.requests().len(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_held_answer_waits_and_notices_the_askers_end() {
+        let provider = Provider::start().await;
+        let mut held = provider.hold(Answer::text("late"));
+        assert!(!held.has_arrived());
+        let ((), answer) = tokio::join!(
+            async {
+                held.arrived().await;
+                held.release();
+            },
+            ask(&provider, "/v1/messages")
+        );
+        assert!(answer.unwrap().contains("late"));
+        let mut held = provider.hold(Answer::text("never"));
+        let asking = tokio::time::timeout(Duration::from_millis(50), ask(&provider, "/v1/messages")).await;
+        assert!(asking.is_err());
+        held.abandoned().await;
+    }
 }

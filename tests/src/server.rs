@@ -5,11 +5,9 @@
 
 use crate::poll;
 use crate::ports::Port;
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 /// The admin key of every server here.
 pub const ADMIN_KEY: &str = "bae_admin_0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -33,6 +31,7 @@ pub struct Config {
     toml: String,
     env: Vec<(String, String)>,
     args: Vec<String>,
+    unset: Vec<String>,
 }
 
 impl Config {
@@ -108,6 +107,9 @@ impl Server {
             .env("BAE_LOG", "info")
             .envs(self.config.env.iter().cloned())
             .stdin(Stdio::null());
+        for name in &self.config.unset {
+            command.env_remove(name);
+        }
         command
     }
 
@@ -175,12 +177,6 @@ impl Server {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// The database, opened beside the server.
-    pub async fn database(&self) -> SqlitePool {
-        let options = SqliteConnectOptions::new().filename(self.database_path()).busy_timeout(Duration::from_secs(5));
-        SqlitePoolOptions::new().max_connections(1).connect_with(options).await.expect("the server's database")
-    }
-
     /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("a started server").id()
@@ -235,6 +231,21 @@ impl Server {
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
         let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number of kB");
         kib * 1024
+    }
+
+    /// Replaces the configuration file, for the next start.
+    pub fn write_config(&self, toml: &str) {
+        std::fs::write(self.dir.join("config.toml"), toml).expect("the configuration file");
+    }
+
+    /// Leaves an environment variable out.
+    pub fn unset_env(&mut self, name: &str) {
+        self.config.unset.push(name.to_owned());
+    }
+
+    /// Adds a command line argument for the next start.
+    pub fn add_arg(&mut self, arg: &str) {
+        self.config.args.push(arg.to_owned());
     }
 
     /// Sets an environment variable for the next start.

@@ -2,6 +2,7 @@
 
 use crate::admin::{Admin, Key};
 use crate::client::{Api, Session};
+use crate::database::{Database, Fault};
 use crate::mcp::Mcp;
 use crate::provider::Provider;
 use crate::server::{Config, Server};
@@ -139,5 +140,25 @@ impl World {
         let joined = self.api.join(&session.id, &key.secret, &json!({"tools": [clock()]})).await;
         joined.register().await;
         joined
+    }
+
+    /// Fails unless a new session of the same server works.
+    pub async fn server_lives(&self) {
+        self.driver().await.send("still there?").await.result();
+    }
+
+    /// The database file.
+    pub async fn database(&self) -> Database {
+        Database::open(&self.server).await
+    }
+
+    /// Makes every insert of an event of this type fail until mended.
+    pub async fn fail_inserts(&self, kind: &str) -> Fault {
+        self.database().await.fail_inserts(kind).await
+    }
+
+    /// Deletes a profile although its keys are active, which the admin API refuses.
+    pub async fn lose_profile(&self, profile: &str) {
+        self.database().await.delete_profile(profile).await;
     }
 }

@@ -1,2 +1,8 @@
-//! One integration binary.
+//! Black-box tests of `baesrv`: every expectation comes from the API's contract, every observation from the wire, the log,
+//! or the database file.
+//!
+//! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the middle.
 #![allow(clippy::unwrap_used)]
+
+mod faults;
+mod golden;

@@ -14,7 +14,7 @@ fn read<T: DeserializeOwned>(params: &Raw) -> Result<T, RpcError> {
     if !params.get().starts_with('{') {
         return Err(RpcError::invalid_params("params must be an object"));
     }
-    serde_json::from_str(params.get()).map_err(RpcError::invalid_params)
+    serde_json::from_str(params.get()).map_err(|error| RpcError::invalid_params(json::reason(&error)))
 }
 
 fn not_blank(name: &str, value: &str) -> Result<(), RpcError> {

@@ -6,7 +6,7 @@
 use crate::json::{self, Raw};
 use crate::round::Dispatch;
 use crate::tools::subagent::SubagentTool;
-use crate::tools::{Declarations, Declared, offered};
+use crate::tools::{Declarations, Tool, offered};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct Toolbox {
 impl Toolbox {
     /// The tools of a client in a session.
     pub fn new(declared: Declarations, mcp: &[McpTool]) -> Self {
-        let mut list: Vec<Raw> = declared.each().map(Declared::offered).collect();
+        let mut list: Vec<Raw> = declared.each().map(Tool::offered).collect();
         let mut servers = HashMap::new();
         for tool in mcp {
             if declared.get(&tool.name).is_none() && !servers.contains_key(&tool.name) {
@@ -56,9 +56,9 @@ impl Toolbox {
     /// Who runs a tool, and on which MCP server. A name that nobody offers is MCP's, with no server.
     pub fn route(&self, name: &str) -> (Dispatch, Option<String>) {
         match self.declared.get(name) {
-            Some(Declared::Client(_)) => (Dispatch::Client, None),
-            Some(Declared::Sandbox(_)) => (Dispatch::Sandbox, None),
-            Some(Declared::Subagent(_)) => (Dispatch::Subagent, None),
+            Some(Tool::Client(_)) => (Dispatch::Client, None),
+            Some(Tool::Sandbox(_)) => (Dispatch::Sandbox, None),
+            Some(Tool::Subagent(_)) => (Dispatch::Subagent, None),
             None => (Dispatch::Mcp, self.mcp.get(name).cloned()),
         }
     }
@@ -66,8 +66,8 @@ impl Toolbox {
     /// The subagent tool of that name.
     pub fn subagent(&self, name: &str) -> Option<&SubagentTool> {
         match self.declared.get(name) {
-            Some(Declared::Subagent(tool)) => Some(tool),
-            Some(Declared::Client(_) | Declared::Sandbox(_)) | None => None,
+            Some(Tool::Subagent(tool)) => Some(tool),
+            Some(Tool::Client(_) | Tool::Sandbox(_)) | None => None,
         }
     }
 }

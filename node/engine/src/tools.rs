@@ -100,7 +100,7 @@ pub struct Declarations {
 
 /// One declared tool, by what runs it.
 #[derive(Debug, Clone, Copy)]
-pub enum Declared<'a> {
+pub enum Tool<'a> {
     /// The client.
     Client(&'a ClientTool),
     /// The session's sandbox.
@@ -109,22 +109,22 @@ pub enum Declared<'a> {
     Subagent(&'a SubagentTool),
 }
 
-impl<'a> Declared<'a> {
+impl<'a> Tool<'a> {
     /// The tool's name.
     pub fn name(self) -> &'a str {
         match self {
-            Declared::Client(tool) => &tool.name,
-            Declared::Sandbox(tool) => &tool.name,
-            Declared::Subagent(tool) => &tool.name,
+            Tool::Client(tool) => &tool.name,
+            Tool::Sandbox(tool) => &tool.name,
+            Tool::Subagent(tool) => &tool.name,
         }
     }
 
     /// The tool as a provider request lists it: of a subagent tool, neither image nor commands (companion 8.2).
     pub fn offered(self) -> Raw {
         match self {
-            Declared::Client(t) => offered(&t.name, t.description.as_deref(), t.input_schema.as_deref()),
-            Declared::Sandbox(t) => offered(&t.name, t.description.as_deref(), Some(&t.input_schema)),
-            Declared::Subagent(t) => offered(&t.name, t.description.as_deref(), t.input_schema.as_deref()),
+            Tool::Client(t) => offered(&t.name, t.description.as_deref(), t.input_schema.as_deref()),
+            Tool::Sandbox(t) => offered(&t.name, t.description.as_deref(), Some(&t.input_schema)),
+            Tool::Subagent(t) => offered(&t.name, t.description.as_deref(), t.input_schema.as_deref()),
         }
     }
 }
@@ -132,16 +132,16 @@ impl<'a> Declared<'a> {
 impl Declarations {
     /// Every tool once, in the order of declaration. Of several with one name the first counts, client tools before
     /// sandbox tools before subagent tools: providers refuse a list that repeats a name.
-    pub fn each(&self) -> impl Iterator<Item = Declared<'_>> {
-        let client = self.tools.iter().map(Declared::Client);
-        let sandbox = self.sandbox_tools.iter().map(Declared::Sandbox);
-        let subagent = self.subagent_tools.iter().map(Declared::Subagent);
+    pub fn each(&self) -> impl Iterator<Item = Tool<'_>> {
+        let client = self.tools.iter().map(Tool::Client);
+        let sandbox = self.sandbox_tools.iter().map(Tool::Sandbox);
+        let subagent = self.subagent_tools.iter().map(Tool::Subagent);
         let mut seen = HashSet::new();
         client.chain(sandbox).chain(subagent).filter(move |tool| seen.insert(tool.name()))
     }
 
     /// The tool a model means by that name.
-    pub fn get(&self, name: &str) -> Option<Declared<'_>> {
+    pub fn get(&self, name: &str) -> Option<Tool<'_>> {
         self.each().find(|tool| tool.name() == name)
     }
 
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn listed(text: &str) -> String {
-        Declared::Client(&client(text).unwrap()).offered().get().to_owned()
+        Tool::Client(&client(text).unwrap()).offered().get().to_owned()
     }
 
     #[test]
@@ -305,9 +305,9 @@ mod tests {
         );
         let declarations = Declarations::load(&text).unwrap();
         assert_eq!(declarations.store(), text);
-        assert_eq!(declarations.each().map(Declared::name).collect::<Vec<_>>(), ["a", "b", "s", "l"]);
-        assert!(matches!(declarations.get("b"), Some(Declared::Client(_))));
-        assert!(matches!(declarations.get("l"), Some(Declared::Subagent(_))));
+        assert_eq!(declarations.each().map(Tool::name).collect::<Vec<_>>(), ["a", "b", "s", "l"]);
+        assert!(matches!(declarations.get("b"), Some(Tool::Client(_))));
+        assert!(matches!(declarations.get("l"), Some(Tool::Subagent(_))));
         assert!(declarations.get("x").is_none());
         assert_eq!(
             declarations.get("l").unwrap().offered().get(),

@@ -1,0 +1,150 @@
+//! Client keys: made for a profile, listed, revoked.
+
+use super::{Accounts, Digest, Page, id_bytes, now, page};
+use crate::{Error, fresh_id};
+use engine::ids::{KeyId, ProfileId};
+use sqlx::FromRow;
+
+/// A client key as lists show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientKey {
+    /// Its id: what events are attributed to.
+    pub id: KeyId,
+    /// The administrator's name for it.
+    pub name: String,
+    /// The first characters of the secret, for people who look for one.
+    pub prefix: String,
+    /// Its profile, for ever.
+    pub profile: ProfileId,
+    /// Unix milliseconds.
+    pub created_at: i64,
+    /// Unix milliseconds; exact to about a minute.
+    pub last_used_at: Option<i64>,
+}
+
+#[derive(FromRow)]
+struct Row {
+    id: Vec<u8>,
+    name: String,
+    prefix: String,
+    profile: Vec<u8>,
+    created_at: i64,
+    last_used_at: Option<i64>,
+}
+
+const INSERT: &str = concat!(
+    "INSERT INTO client_keys (id, name, prefix, digest, profile, created_at) SELECT $1, $2, $3, $4, id, ",
+    now!(),
+    " FROM profiles WHERE id = $5 AND deleted_at IS NULL RETURNING created_at"
+);
+const LIST: &str = "SELECT id, name, prefix, profile, created_at, last_used_at FROM client_keys \
+     WHERE revoked_at IS NULL AND id > $1 ORDER BY id LIMIT $2";
+const REVOKE: &str = concat!("UPDATE client_keys SET revoked_at = ", now!(), " WHERE id = $1 AND revoked_at IS NULL");
+const EXISTS: &str = "SELECT 1 FROM client_keys WHERE id = $1";
+const USED: &str = concat!(
+    "UPDATE client_keys SET last_used_at = ",
+    now!(),
+    " WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= ",
+    now!(),
+    " - $2)"
+);
+
+/// The smallest step of `last_used_at`, in milliseconds.
+const USED_STEP: i64 = 60_000;
+
+/// What a revocation met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Revoked {
+    /// The key was active until now.
+    Now,
+    /// It had been revoked before.
+    Before,
+}
+
+impl Accounts {
+    /// Makes a client key of a profile. `prefix` and `digest` are the secret's.
+    ///
+    /// # Errors
+    /// `NotFound` when the profile does not exist or was deleted.
+    pub async fn create_key(
+        &self,
+        name: String,
+        prefix: String,
+        digest: Digest,
+        profile: ProfileId,
+    ) -> Result<ClientKey, Error> {
+        let id = KeyId(fresh_id());
+        self.write(move |c| {
+            Box::pin(async move {
+                let (created_at,): (i64,) = sqlx::query_as(INSERT)
+                    .bind(id.0.to_vec())
+                    .bind(&name)
+                    .bind(&prefix)
+                    .bind(digest.0.to_vec())
+                    .bind(profile.0.to_vec())
+                    .fetch_one(c)
+                    .await?;
+                Ok(ClientKey { id, name, prefix, profile, created_at, last_used_at: None })
+            })
+        })
+        .await
+    }
+
+    /// The active client keys after one, oldest first.
+    pub async fn keys(&self, after: Option<KeyId>, limit: u32) -> Result<Page<ClientKey, KeyId>, Error> {
+        let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
+        let rows: Vec<Row> =
+            sqlx::query_as(LIST).bind(after).bind(i64::from(limit) + 1).fetch_all(self.db.reader()).await?;
+        let keys = rows.into_iter().map(Row::key).collect::<Result<_, _>>()?;
+        Ok(page(keys, limit, |key: &ClientKey| key.id))
+    }
+
+    /// Revokes a client key, and with it every session key minted for it. `then` runs right after the commit, whether or not
+    /// the caller still waits: the place to drop what is cached.
+    ///
+    /// # Errors
+    /// `NotFound` when there never was such a key.
+    pub async fn revoke_key(&self, id: KeyId, then: impl FnOnce() + Send + 'static) -> Result<Revoked, Error> {
+        self.db
+            .write(
+                move |c| {
+                    Box::pin(async move {
+                        let done = sqlx::query(REVOKE).bind(id.0.to_vec()).execute(&mut *c).await?;
+                        if done.rows_affected() == 1 {
+                            return Ok(Revoked::Now);
+                        }
+                        sqlx::query(EXISTS).bind(id.0.to_vec()).fetch_one(c).await?;
+                        Ok(Revoked::Before)
+                    })
+                },
+                move |_| then(),
+            )
+            .await
+    }
+
+    /// Notes that these keys were used just now. A key noted within the last minute keeps its time.
+    pub async fn keys_used(&self, keys: Vec<KeyId>) -> Result<(), Error> {
+        self.write(move |c| {
+            Box::pin(async move {
+                for key in keys {
+                    sqlx::query(USED).bind(key.0.to_vec()).bind(USED_STEP).execute(&mut *c).await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+impl Row {
+    fn key(self) -> Result<ClientKey, Error> {
+        Ok(ClientKey {
+            id: KeyId(id_bytes(self.id)?),
+            name: self.name,
+            prefix: self.prefix,
+            profile: ProfileId(id_bytes(self.profile)?),
+            created_at: self.created_at,
+            last_used_at: self.last_used_at,
+        })
+    }
+}

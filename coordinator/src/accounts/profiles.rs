@@ -1,0 +1,199 @@
+//! Profiles: which providers, tools, MCP servers and images the keys of a profile may use. Names of those are not resolved here.
+
+use super::{Accounts, Page, id_bytes, now, page};
+use crate::{Error, fresh_id};
+use engine::ids::ProfileId;
+use serde::{Deserialize, Serialize};
+use sqlx::{FromRow, SqliteConnection};
+
+/// What an administrator sets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileFields {
+    /// Unique among the profiles that are not deleted.
+    pub name: String,
+    /// A name in the registry of providers.
+    pub primary_provider: String,
+    /// Names in the registry of providers, tried in this order.
+    pub fallback_providers: Vec<String>,
+    /// Names in the registry of MCP servers.
+    pub mcp_servers: Vec<String>,
+    /// The client tools that may be declared.
+    pub allowed_tools: Vec<String>,
+    /// The images that may be started.
+    pub available_sandboxes: Vec<String>,
+}
+
+/// A profile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// Its id.
+    pub id: ProfileId,
+    /// What was set.
+    pub fields: ProfileFields,
+    /// Unix milliseconds.
+    pub created_at: i64,
+    /// Unix milliseconds.
+    pub updated_at: i64,
+}
+
+#[derive(FromRow)]
+struct Row {
+    id: Vec<u8>,
+    name: String,
+    primary_provider: String,
+    fallback_providers: String,
+    mcp_servers: String,
+    allowed_tools: String,
+    available_sandboxes: String,
+    created_at: i64,
+    updated_at: i64,
+}
+
+const INSERT: &str = concat!(
+    "INSERT INTO profiles (id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
+     created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, ",
+    now!(),
+    ", ",
+    now!(),
+    ") RETURNING created_at"
+);
+const GET: &str = "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
+     created_at, updated_at FROM profiles WHERE id = $1 AND deleted_at IS NULL";
+const LIST: &str = "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
+     created_at, updated_at FROM profiles WHERE deleted_at IS NULL AND id > $1 ORDER BY id LIMIT $2";
+const REPLACE: &str = concat!(
+    "UPDATE profiles SET name = $2, primary_provider = $3, fallback_providers = $4, mcp_servers = $5, allowed_tools = $6, \
+     available_sandboxes = $7, updated_at = max(",
+    now!(),
+    ", updated_at) WHERE id = $1 AND deleted_at IS NULL \
+     RETURNING id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, created_at, \
+     updated_at"
+);
+const DELETE: &str = concat!(
+    "UPDATE profiles SET deleted_at = ",
+    now!(),
+    " WHERE id = $1 AND deleted_at IS NULL \
+     AND NOT EXISTS (SELECT 1 FROM client_keys WHERE profile = $1 AND revoked_at IS NULL)"
+);
+
+impl Accounts {
+    /// Makes a profile.
+    ///
+    /// # Errors
+    /// `Duplicate` when a profile has the name.
+    pub async fn create_profile(&self, fields: ProfileFields) -> Result<Profile, Error> {
+        let id = ProfileId(fresh_id());
+        let bound = fields.clone();
+        let created_at = self
+            .write(move |c| {
+                Box::pin(async move {
+                    let (created_at,): (i64,) = sqlx::query_as(INSERT)
+                        .bind(id.0.to_vec())
+                        .bind(&bound.name)
+                        .bind(&bound.primary_provider)
+                        .bind(json_list(&bound.fallback_providers)?)
+                        .bind(json_list(&bound.mcp_servers)?)
+                        .bind(json_list(&bound.allowed_tools)?)
+                        .bind(json_list(&bound.available_sandboxes)?)
+                        .fetch_one(c)
+                        .await?;
+                    Ok(created_at)
+                })
+            })
+            .await?;
+        Ok(Profile { id, fields, created_at, updated_at: created_at })
+    }
+
+    /// A profile.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, or it was deleted.
+    pub async fn profile(&self, id: ProfileId) -> Result<Profile, Error> {
+        let row: Row = sqlx::query_as(GET).bind(id.0.to_vec()).fetch_one(self.db.reader()).await?;
+        row.profile()
+    }
+
+    /// The profiles after one, oldest first.
+    pub async fn profiles(&self, after: Option<ProfileId>, limit: u32) -> Result<Page<Profile, ProfileId>, Error> {
+        let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
+        let rows: Vec<Row> =
+            sqlx::query_as(LIST).bind(after).bind(i64::from(limit) + 1).fetch_all(self.db.reader()).await?;
+        let profiles = rows.into_iter().map(Row::profile).collect::<Result<_, _>>()?;
+        Ok(page(profiles, limit, |profile: &Profile| profile.id))
+    }
+
+    /// Replaces all that an administrator sets.
+    ///
+    /// # Errors
+    /// `NotFound`, or `Duplicate` when another profile has the name.
+    pub async fn replace_profile(&self, id: ProfileId, fields: ProfileFields) -> Result<Profile, Error> {
+        self.write(move |c| {
+            Box::pin(async move {
+                let row: Row = sqlx::query_as(REPLACE)
+                    .bind(id.0.to_vec())
+                    .bind(&fields.name)
+                    .bind(&fields.primary_provider)
+                    .bind(json_list(&fields.fallback_providers)?)
+                    .bind(json_list(&fields.mcp_servers)?)
+                    .bind(json_list(&fields.allowed_tools)?)
+                    .bind(json_list(&fields.available_sandboxes)?)
+                    .fetch_one(c)
+                    .await?;
+                row.profile()
+            })
+        })
+        .await
+    }
+
+    /// Deletes a profile; its name is free again.
+    ///
+    /// # Errors
+    /// `NotFound`, or `Refused` while client keys of it are active.
+    pub async fn delete_profile(&self, id: ProfileId) -> Result<(), Error> {
+        self.write(move |c| {
+            Box::pin(async move {
+                let done = sqlx::query(DELETE).bind(id.0.to_vec()).execute(&mut *c).await?;
+                if done.rows_affected() == 1 {
+                    return Ok(());
+                }
+                profile_in(c, id).await?;
+                Err(Error::Refused)
+            })
+        })
+        .await
+    }
+}
+
+/// A profile, read on this connection: for writes that depend on it.
+///
+/// # Errors
+/// `NotFound` when there is none, or it was deleted.
+pub async fn profile_in(c: &mut SqliteConnection, id: ProfileId) -> Result<Profile, Error> {
+    let row: Row = sqlx::query_as(GET).bind(id.0.to_vec()).fetch_one(c).await?;
+    row.profile()
+}
+
+fn json_list(list: &[String]) -> Result<String, Error> {
+    serde_json::to_string(list).map_err(|e| Error::Unreadable(e.to_string()))
+}
+
+impl Row {
+    fn profile(self) -> Result<Profile, Error> {
+        let list = |text: &str| {
+            serde_json::from_str(text).map_err(|_| Error::Unreadable("a list of a profile is not a list".into()))
+        };
+        Ok(Profile {
+            id: ProfileId(id_bytes(self.id)?),
+            fields: ProfileFields {
+                name: self.name,
+                primary_provider: self.primary_provider,
+                fallback_providers: list(&self.fallback_providers)?,
+                mcp_servers: list(&self.mcp_servers)?,
+                allowed_tools: list(&self.allowed_tools)?,
+                available_sandboxes: list(&self.available_sandboxes)?,
+            },
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+        })
+    }
+}

@@ -1,0 +1,244 @@
+//! Live delivery: what was committed, to whoever watches a session on this node.
+//!
+//! Best effort by design: a feed remembers the newest events up to a bound and how far the log goes. A reader notices by the
+//! number what it missed and fills it from the database, so every reader sees every event once, in order, and a slow one
+//! holds nothing up.
+
+use crate::Error;
+use crate::log::{Log, Row, State};
+use bytes::Bytes;
+use engine::event::{Event, Payload};
+use engine::ids::SessionId;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use tokio::sync::watch;
+
+/// Events a feed remembers.
+const RECENT_EVENTS: usize = 256;
+/// Bytes of payload a feed remembers; a single larger event is left to the database.
+const RECENT_BYTES: usize = 8 << 20;
+/// Events of one read from the database.
+const PAGE: u32 = 64;
+/// Views up to this size are rendered once for all readers.
+const SHARED_VIEW: usize = 64 << 10;
+
+/// How far a session's log goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Number of the newest event.
+    pub number: u64,
+    /// Whether no more will come: closed, or failed.
+    pub ended: bool,
+    /// How often all subscriptions were ended by `session.unsubscribe`.
+    pub cuts: u64,
+}
+
+/// An event and its view, rendered once.
+#[derive(Debug)]
+pub struct Shown {
+    /// The event.
+    pub event: Arc<Event>,
+    view: OnceLock<Bytes>,
+}
+
+impl Shown {
+    fn new(event: Arc<Event>) -> Self {
+        Self { event, view: OnceLock::new() }
+    }
+
+    /// The EventView. A large one is rendered anew for each reader rather than kept.
+    pub fn view(&self) -> Bytes {
+        if self.size() > SHARED_VIEW {
+            return Bytes::from(self.event.view());
+        }
+        self.view.get_or_init(|| Bytes::from(self.event.view())).clone()
+    }
+
+    /// Bytes it takes as a frame, about.
+    pub fn size(&self) -> usize {
+        match &self.event.event.payload {
+            Payload::Json(raw) => raw.get().len(),
+            Payload::Request(request) => {
+                request.tools.get().len() + request.messages.iter().map(|m| m.content.get().len() + 32).sum::<usize>()
+            }
+        }
+    }
+
+    /// Bytes it holds by being remembered: a request shares its messages with the session's history.
+    fn held(&self) -> usize {
+        match &self.event.event.payload {
+            Payload::Json(raw) => raw.get().len(),
+            Payload::Request(request) => request.messages.len() * 32 + 1024,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Recent {
+    events: VecDeque<Arc<Shown>>,
+    bytes: usize,
+}
+
+impl Recent {
+    fn push(&mut self, shown: Arc<Shown>) {
+        if self.events.back().is_some_and(|last| last.event.number + 1 != shown.event.number) {
+            self.events.clear();
+            self.bytes = 0;
+        }
+        self.bytes += shown.held();
+        self.events.push_back(shown);
+        while self.events.len() > RECENT_EVENTS || self.bytes > RECENT_BYTES {
+            let Some(oldest) = self.events.pop_front() else { break };
+            self.bytes -= oldest.held();
+        }
+    }
+
+    /// What follows that number, if it is all here.
+    fn after(&self, seen: u64) -> Option<Vec<Arc<Shown>>> {
+        let first = self.events.front()?.event.number;
+        let skip = (seen + 1).checked_sub(first)? as usize;
+        (skip < self.events.len()).then(|| self.events.iter().skip(skip).cloned().collect())
+    }
+}
+
+/// One session's feed on this node.
+pub struct Feed {
+    head: watch::Sender<Head>,
+    recent: Mutex<Recent>,
+}
+
+/// The feeds of the sessions that are watched here.
+#[derive(Default)]
+pub struct Feeds {
+    live: Mutex<HashMap<SessionId, Weak<Feed>>>,
+}
+
+/// Poisoning means that a panic left a cache half-updated; the database fills whatever it lost.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Feeds {
+    fn watch(&self, session: SessionId) -> Arc<Feed> {
+        let mut live = locked(&self.live);
+        if let Some(feed) = live.get(&session).and_then(Weak::upgrade) {
+            return feed;
+        }
+        let feed = Arc::new(Feed { head: watch::Sender::new(Head::default()), recent: Mutex::default() });
+        if live.len() == live.capacity() {
+            live.retain(|_, feed| feed.strong_count() > 0);
+        }
+        live.insert(session, Arc::downgrade(&feed));
+        feed
+    }
+
+    fn live(&self, session: SessionId) -> Option<Arc<Feed>> {
+        locked(&self.live).get(&session).and_then(Weak::upgrade)
+    }
+
+    /// Tells the readers of a session what was committed. Called in the order of the commits.
+    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool) {
+        let Some(feed) = self.live(session) else { return };
+        {
+            let mut recent = locked(&feed.recent);
+            for event in events {
+                recent.push(Arc::new(Shown::new(Arc::clone(event))));
+            }
+        }
+        feed.advance(events.last().map_or(0, |event| event.number), ended);
+    }
+
+    /// Ends all subscriptions of a session.
+    pub fn cut(&self, session: SessionId) {
+        if let Some(feed) = self.live(session) {
+            feed.head.send_modify(|head| head.cuts += 1);
+        }
+    }
+}
+
+impl Feed {
+    fn advance(&self, number: u64, ended: bool) {
+        self.head.send_if_modified(|head| {
+            let before = *head;
+            head.number = head.number.max(number);
+            head.ended |= ended;
+            *head != before
+        });
+    }
+}
+
+/// A place in a session's log that moves forward.
+pub struct Reader {
+    log: Log,
+    session: SessionId,
+    feed: Arc<Feed>,
+    head: watch::Receiver<Head>,
+    seen: u64,
+}
+
+impl Reader {
+    /// Watches a session, from its head on. The watch is set before the head is read: nothing is lost between.
+    ///
+    /// # Errors
+    /// `NotFound`; the database's.
+    pub async fn open(log: &Log, session: SessionId) -> Result<(Reader, Row), Error> {
+        let feed = log.feeds().watch(session);
+        let head = feed.head.subscribe();
+        let row = log.row(session).await?;
+        feed.advance(row.head, matches!(row.state, State::Closed | State::Error));
+        Ok((Reader { log: log.clone(), session, feed, head, seen: row.head }, row))
+    }
+
+    /// Moves to just behind that number.
+    pub fn seek(&mut self, seen: u64) {
+        self.seen = seen;
+    }
+
+    /// Number of the event read last.
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// How far the log goes, as far as is known here.
+    pub fn head(&self) -> Head {
+        *self.head.borrow()
+    }
+
+    /// Waits until the head is another than `known`.
+    pub async fn moved(&mut self, known: Head) {
+        // The sender lives as long as this reader's feed.
+        let _ = self.head.wait_for(|head| *head != known).await;
+    }
+
+    /// The events that follow, up to and including number `last`; empty if there are none yet.
+    ///
+    /// # Errors
+    /// The database's; nothing was skipped.
+    pub async fn read(&mut self, last: u64) -> Result<Vec<Arc<Shown>>, Error> {
+        if self.seen >= last {
+            return Ok(Vec::new());
+        }
+        let recent = locked(&self.feed.recent).after(self.seen);
+        let mut events = match recent {
+            Some(events) => events,
+            None => {
+                let page = self.log.page(self.session, self.seen, PAGE).await?;
+                page.events.into_iter().map(|event| Arc::new(Shown::new(event))).collect()
+            }
+        };
+        events.retain(|shown| shown.event.number <= last);
+        if let Some(newest) = events.last() {
+            self.seen = newest.event.number;
+        }
+        Ok(events)
+    }
+
+    /// Bytes of what was committed after that number; without bound where the feed does not remember all of it.
+    pub fn size_after(&self, number: u64) -> usize {
+        if number >= self.head().number {
+            return 0;
+        }
+        let recent = locked(&self.feed.recent).after(number);
+        recent.map_or(usize::MAX, |events| events.iter().map(|shown| shown.size()).sum())
+    }
+}

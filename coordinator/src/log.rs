@@ -1,0 +1,84 @@
+//! The log: sessions and their events in the database, which decides what is true.
+//!
+//! - Events of a session are numbered 1, 2, 3 … with no hole, under the session's row (architecture, I4).
+//! - A turn's append names its epoch and fails as a whole when the session has a newer owner (I1). Appends that are no part
+//!   of a turn carry none and only need the session open.
+//! - Events are published by the write itself, after its commit, so what anybody has seen is on disk (I3).
+
+mod append;
+mod calls;
+mod read;
+mod sessions;
+
+pub use append::{Append, CallRow, Next, Side};
+pub use calls::CallRecord;
+pub use read::Page;
+pub use sessions::{Admission, NewSession, Phase, Record, Row, State};
+
+use crate::feed::Feeds;
+use crate::{Db, Error};
+use engine::ids::{CallId, EventId, KeyId, ProfileId, SessionId};
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+use std::sync::Arc;
+
+/// The database's clock in Unix milliseconds, as SQL.
+macro_rules! now {
+    () => {
+        "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
+    };
+}
+pub(crate) use now;
+
+/// The log of all sessions. Clones share it.
+#[derive(Clone)]
+pub struct Log {
+    db: Db,
+    feeds: Arc<Feeds>,
+}
+
+impl Log {
+    /// The log in this database, telling these feeds what is committed.
+    pub fn new(db: Db, feeds: Arc<Feeds>) -> Self {
+        Self { db, feeds }
+    }
+
+    /// The live feeds of the sessions that somebody watches here.
+    pub fn feeds(&self) -> &Feeds {
+        &self.feeds
+    }
+}
+
+/// An id column.
+trait Id: Sized {
+    fn of(bytes: [u8; 16]) -> Self;
+
+    /// The column, which must hold 16 bytes.
+    fn read(row: &SqliteRow, column: &str) -> Result<Self, Error> {
+        Self::maybe(row, column)?.ok_or_else(|| Error::Unreadable(format!("{column} is null")))
+    }
+
+    /// The column, or none where it is null.
+    fn maybe(row: &SqliteRow, column: &str) -> Result<Option<Self>, Error> {
+        let bytes: Option<&[u8]> = row.try_get(column)?;
+        let Some(bytes) = bytes else { return Ok(None) };
+        let bytes = bytes.try_into().map_err(|_| Error::Unreadable(format!("{column} is not 16 bytes")))?;
+        Ok(Some(Self::of(bytes)))
+    }
+}
+
+macro_rules! ids {
+    ($($name:ident)*) => {
+        $(impl Id for $name {
+            fn of(bytes: [u8; 16]) -> Self {
+                Self(bytes)
+            }
+        })*
+    };
+}
+ids! { SessionId EventId KeyId ProfileId CallId }
+
+/// A stored JSON text.
+fn read_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, Error> {
+    serde_json::from_str(text).map_err(|error| Error::Unreadable(format!("{what}: {error}")))
+}

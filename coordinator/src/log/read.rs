@@ -1,0 +1,212 @@
+//! Reading: pages of events by number, with every `provider.request` whole, and the fold of a session.
+
+use super::{Id, Log};
+use crate::Error;
+use engine::event::{Event, NewEvent, Payload};
+use engine::ids::{CallId, EventId, KeyId, SessionId};
+use engine::json;
+use engine::request::{Request, Unreadable};
+use engine::turn::Turn;
+use futures_util::TryStreamExt;
+use serde::Deserialize;
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+use std::sync::Arc;
+
+/// Stored bytes of one read, beyond which the rest is left to the next.
+const PAGE_BYTES: usize = 4 << 20;
+/// Events of one read while a session is folded.
+const FOLD_PAGE: u32 = 256;
+
+const PAGE: &str = "SELECT id, number, call, client_key, kind, from_client, payload, created_at FROM events \
+     WHERE session = $1 AND number > $2 ORDER BY number LIMIT $3";
+const CHAIN: &str = "SELECT payload FROM events \
+     WHERE session = $1 AND kind = 'provider.request' AND number >= $2 AND number < $3 ORDER BY number";
+
+/// Events of a session in order, from one read.
+#[derive(Debug)]
+pub struct Page {
+    /// The events; fewer than asked for at the log's end or where they are large.
+    pub events: Vec<Arc<Event>>,
+    /// Whether the read stopped because of their size.
+    pub cut: bool,
+}
+
+impl From<Unreadable> for Error {
+    fn from(error: Unreadable) -> Self {
+        Error::Unreadable(error.to_string())
+    }
+}
+
+impl Log {
+    /// Events after that number, at most `limit`.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn page(&self, session: SessionId, after: u64, limit: u32) -> Result<Page, Error> {
+        self.page_from(session, after, limit, None).await
+    }
+
+    async fn page_from(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: u32,
+        mut known: Option<Arc<Request>>,
+    ) -> Result<Page, Error> {
+        let mut stored = Vec::new();
+        let (mut bytes, mut cut) = (0, false);
+        {
+            let mut rows =
+                sqlx::query(PAGE).bind(session.0.as_slice()).bind(after as i64).bind(limit).fetch(self.db.reader());
+            while let Some(row) = rows.try_next().await? {
+                let text: &str = row.try_get("payload")?;
+                bytes += text.len();
+                stored.push(read_event(session, &row)?);
+                if bytes > PAGE_BYTES {
+                    cut = true;
+                    break;
+                }
+            }
+        }
+        let mut events = Vec::with_capacity(stored.len());
+        for (mut event, request) in stored {
+            if let Some(text) = request {
+                let request = Arc::new(self.whole(session, event.number, &text, known.as_deref()).await?);
+                event.event.payload = Payload::Request(Arc::clone(&request));
+                known = Some(request);
+            }
+            events.push(Arc::new(event));
+        }
+        Ok(Page { events, cut })
+    }
+
+    /// The request whose stored form stands in event `number`; `before` is the one stored before it, if that is at hand.
+    async fn whole(
+        &self,
+        session: SessionId,
+        number: u64,
+        stored: &str,
+        before: Option<&Request>,
+    ) -> Result<Request, Error> {
+        let (root, None) = (Request::root(stored)?, before) else { return Ok(Request::load(stored, before)?) };
+        let Some(root) = root else { return Ok(Request::load(stored, None)?) };
+        let mut rows =
+            sqlx::query(CHAIN).bind(session.0.as_slice()).bind(root as i64).bind(number as i64).fetch(self.db.reader());
+        let mut before: Option<Request> = None;
+        while let Some(row) = rows.try_next().await? {
+            before = Some(Request::load(row.try_get("payload")?, before.as_ref())?);
+        }
+        Ok(Request::load(stored, before.as_ref())?)
+    }
+
+    /// The number of the event, if it is in this session's log.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn number_of(&self, session: SessionId, event: EventId) -> Result<Option<u64>, Error> {
+        let row = sqlx::query("SELECT number FROM events WHERE id = $1 AND session = $2")
+            .bind(event.0.as_slice())
+            .bind(session.0.as_slice())
+            .fetch_optional(self.db.reader())
+            .await?;
+        Ok(row.map(|row| row.try_get::<i64, _>("number")).transpose()?.map(|number| number as u64))
+    }
+
+    /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference is
+    /// broken (companion 4.1).
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn fold(&self, session: SessionId) -> Result<Turn, Error> {
+        let start = self.history_start(session).await?;
+        let usage = match start {
+            0 => None,
+            start => self.usage_before(session, start).await?,
+        };
+        let mut turn = Turn::new(usage);
+        let mut after = start.saturating_sub(1);
+        loop {
+            let known = turn.chain().map(|chain| Arc::clone(&chain.last));
+            let page = self.page_from(session, after, FOLD_PAGE, known).await?;
+            let Some(last) = page.events.last() else { return Ok(turn) };
+            after = last.number;
+            for event in &page.events {
+                turn.apply(event);
+            }
+        }
+    }
+
+    async fn history_start(&self, session: SessionId) -> Result<u64, Error> {
+        #[derive(Deserialize)]
+        struct Completed {
+            preamble_event_id: EventId,
+        }
+        let row = sqlx::query(
+            "SELECT payload FROM events WHERE session = $1 AND kind = 'session.compaction.completed' \
+             ORDER BY number DESC LIMIT 1",
+        )
+        .bind(session.0.as_slice())
+        .fetch_optional(self.db.reader())
+        .await?;
+        let Some(row) = row else { return Ok(0) };
+        let completed: Result<Completed, _> = serde_json::from_str(row.try_get("payload")?);
+        match completed {
+            Ok(completed) => Ok(self.number_of(session, completed.preamble_event_id).await?.unwrap_or(0)),
+            Err(_) => Ok(0),
+        }
+    }
+
+    /// Usage sum of the newest answer before that event which is no compaction's. It stands close before it.
+    async fn usage_before(&self, session: SessionId, number: u64) -> Result<Option<u64>, Error> {
+        #[derive(Deserialize)]
+        struct Response {
+            ok: bool,
+            #[serde(default)]
+            usage: Option<engine::provider::Usage>,
+            #[serde(default)]
+            purpose: Option<String>,
+        }
+        let mut rows =
+            sqlx::query("SELECT kind, payload FROM events WHERE session = $1 AND number < $2 ORDER BY number DESC")
+                .bind(session.0.as_slice())
+                .bind(number as i64)
+                .fetch(self.db.reader());
+        while let Some(row) = rows.try_next().await? {
+            if row.try_get::<&str, _>("kind")? != "provider.response" {
+                continue;
+            }
+            let response: Response = super::read_json("a provider.response", row.try_get("payload")?)?;
+            if response.ok && response.purpose.is_none() {
+                return Ok(response.usage.map(engine::provider::Usage::sum));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// An event, and the stored form of its request where it is one.
+fn read_event(session: SessionId, row: &SqliteRow) -> Result<(Event, Option<String>), Error> {
+    let kind = row.try_get::<&str, _>("kind")?;
+    let kind = kind.parse().map_err(|error: engine::event::UnknownEventType| Error::Unreadable(error.to_string()))?;
+    let payload: String = row.try_get("payload")?;
+    let (payload, request) = if kind == engine::event::EventType::ProviderRequest {
+        (json::encode(&()), Some(payload))
+    } else {
+        (json::parse(&payload).map_err(|error| Error::Unreadable(error.to_string()))?, None)
+    };
+    let event = Event {
+        number: row.try_get::<i64, _>("number")? as u64,
+        session,
+        call: CallId::maybe(row, "call")?,
+        created_at: row.try_get("created_at")?,
+        event: NewEvent {
+            id: EventId::read(row, "id")?,
+            key: KeyId::read(row, "client_key")?,
+            kind,
+            payload: Payload::Json(payload),
+            from_client: row.try_get("from_client")?,
+        },
+    };
+    Ok((event, request))
+}

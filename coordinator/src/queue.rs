@@ -1,0 +1,286 @@
+//! The turn queue of one session: who waits, in which order, and who goes next.
+//!
+//! Pure. Claiming and leaving exclude each other because whoever holds the queue does one at a time: a call is either
+//! dropped, then it never starts, or claimed, then it runs to its end whoever still listens (companion 3.3).
+
+use engine::ids::{CallId, KeyId};
+use engine::turn::Opening;
+use std::collections::VecDeque;
+
+/// A call that waits for the gate.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Names it everywhere.
+    pub id: CallId,
+    /// Whose call.
+    pub key: KeyId,
+    /// What it asks for.
+    pub opening: Opening,
+    /// Its idempotency key and the digest of its params.
+    pub idempotency: Option<(String, [u8; 32])>,
+    /// The caller's trace.
+    pub traceparent: Option<String>,
+}
+
+/// The gate as the queue's server sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// Nothing holds it.
+    Free,
+    /// A pause holds it for this client.
+    Held(KeyId),
+    /// A pause of this client holds it, past its deadline.
+    Expired(KeyId),
+}
+
+/// What to do next.
+#[derive(Debug)]
+pub enum Claim {
+    /// Run this call.
+    Run(Call),
+    /// Answer these compacts that a turn is in progress.
+    Refuse(Vec<CallId>),
+    /// Nobody can go.
+    Wait,
+}
+
+#[derive(Debug)]
+struct Entry {
+    call: Call,
+    waiters: usize,
+}
+
+/// Why a call was not queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rejected {
+    /// As many wait as may.
+    Full,
+    /// Its idempotency key came with other params before.
+    OtherParams,
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub struct Queue {
+    waiting: VecDeque<Entry>,
+    /// The call that was claimed last and has not ended.
+    running: Option<Entry>,
+}
+
+impl Queue {
+    /// Adds a call at the end, or joins the one that has its idempotency key already. Returns the call to wait for.
+    ///
+    /// # Errors
+    /// See [`Rejected`].
+    pub fn push(&mut self, call: Call, limit: usize) -> Result<CallId, Rejected> {
+        if let Some(same) = self.same(&call) {
+            return same;
+        }
+        if self.waiting.len() >= limit {
+            return Err(Rejected::Full);
+        }
+        let id = call.id;
+        self.waiting.push_back(Entry { call, waiters: 1 });
+        Ok(id)
+    }
+
+    fn same(&mut self, call: &Call) -> Option<Result<CallId, Rejected>> {
+        let (name, digest) = call.idempotency.as_ref()?;
+        let is_same = |other: &Call| {
+            other.key == call.key && other.idempotency.as_ref().is_some_and(|(other_name, _)| other_name == name)
+        };
+        let digest_of = |other: &Call| other.idempotency.as_ref().map(|(_, digest)| *digest);
+        let verdict =
+            |other: &Call| if digest_of(other) == Some(*digest) { Ok(other.id) } else { Err(Rejected::OtherParams) };
+        let entry = self.running.iter_mut().chain(&mut self.waiting).find(|entry| is_same(&entry.call))?;
+        let verdict = verdict(&entry.call);
+        if verdict.is_ok() {
+            entry.waiters += 1;
+        }
+        Some(verdict)
+    }
+
+    /// A waiter is gone. The call is dropped when it was the last one and nobody has claimed it; says whether it was.
+    pub fn leave(&mut self, call: CallId) -> bool {
+        if let Some(running) = self.running.as_mut().filter(|entry| entry.call.id == call) {
+            running.waiters = running.waiters.saturating_sub(1);
+            return false;
+        }
+        let Some(place) = self.waiting.iter().position(|entry| entry.call.id == call) else { return false };
+        let entry = &mut self.waiting[place];
+        entry.waiters = entry.waiters.saturating_sub(1);
+        let last = entry.waiters == 0;
+        if last {
+            self.waiting.remove(place);
+        }
+        last
+    }
+
+    /// Takes the call that goes next. A pause answers every compact; its owner's messages go first.
+    pub fn claim(&mut self, gate: Gate) -> Claim {
+        let place = match gate {
+            Gate::Free => (!self.waiting.is_empty()).then_some(0),
+            Gate::Held(owner) => {
+                let compacts = self.drop_where(|call| matches!(call.opening, Opening::Compact(_)));
+                if !compacts.is_empty() {
+                    return Claim::Refuse(compacts);
+                }
+                self.first_of(owner)
+            }
+            Gate::Expired(owner) => self.first_of(owner).or_else(|| (!self.waiting.is_empty()).then_some(0)),
+        };
+        let Some(entry) = place.and_then(|place| self.waiting.remove(place)) else { return Claim::Wait };
+        let call = entry.call.clone();
+        self.running = Some(entry);
+        Claim::Run(call)
+    }
+
+    /// The claimed call recorded nothing, because the gate was not as it seemed: it is the first again, or dropped if nobody
+    /// waits for it any more. Says whether it was dropped.
+    pub fn unclaim(&mut self) -> bool {
+        let Some(entry) = self.running.take() else { return false };
+        let dropped = entry.waiters == 0;
+        if !dropped {
+            self.waiting.push_front(entry);
+        }
+        dropped
+    }
+
+    /// The claimed call has ended.
+    pub fn ended(&mut self) {
+        self.running = None;
+    }
+
+    /// Drops the waiting calls of a client.
+    pub fn drop_of(&mut self, key: KeyId) -> Vec<CallId> {
+        self.drop_where(|call| call.key == key)
+    }
+
+    /// Drops all waiting calls.
+    pub fn drop_all(&mut self) -> Vec<CallId> {
+        self.drop_where(|_| true)
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn first_of(&self, owner: KeyId) -> Option<usize> {
+        self.waiting.iter().position(|e| e.call.key == owner && matches!(e.call.opening, Opening::Message(_)))
+    }
+
+    fn drop_where(&mut self, dropped: impl Fn(&Call) -> bool) -> Vec<CallId> {
+        let gone = self.waiting.iter().filter(|entry| dropped(&entry.call)).map(|entry| entry.call.id).collect();
+        self.waiting.retain(|entry| !dropped(&entry.call));
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::json;
+    use engine::params::SendMessage;
+    use proptest::prelude::*;
+
+    fn message() -> Opening {
+        let params = json::built(r#"{"message":{"content":"hi"}}"#.into());
+        Opening::Message(SendMessage::parse(&params).expect("valid"))
+    }
+
+    fn call(n: u8, key: u8, opening: Opening) -> Call {
+        let (id, key) = (CallId([n; 16]), KeyId([key; 16]));
+        Call { id, key, opening, idempotency: None, traceparent: None }
+    }
+
+    fn push(queue: &mut Queue, n: u8, key: u8, opening: Opening) {
+        queue.push(call(n, key, opening), 10).expect("room");
+    }
+
+    fn run(queue: &mut Queue, gate: Gate) -> Option<u8> {
+        match queue.claim(gate) {
+            Claim::Run(call) => Some(call.id.0[0]),
+            Claim::Refuse(_) | Claim::Wait => None,
+        }
+    }
+
+    #[test]
+    fn a_pause_answers_compacts_and_keeps_messages_in_order() {
+        let mut queue = Queue::default();
+        push(&mut queue, 1, 2, message());
+        push(&mut queue, 2, 2, Opening::Compact(None));
+        push(&mut queue, 3, 1, message());
+        push(&mut queue, 4, 1, Opening::Compact(None));
+        let owner = KeyId([1; 16]);
+        let Claim::Refuse(compacts) = queue.claim(Gate::Held(owner)) else { panic!("compacts are answered first") };
+        assert_eq!(compacts, [CallId([2; 16]), CallId([4; 16])]);
+        assert_eq!(run(&mut queue, Gate::Held(owner)), Some(3));
+        assert_eq!(run(&mut queue, Gate::Held(owner)), None);
+        assert_eq!(run(&mut queue, Gate::Free), Some(1));
+    }
+
+    #[test]
+    fn an_owners_answer_beats_expiry() {
+        let mut queue = Queue::default();
+        push(&mut queue, 1, 2, message());
+        push(&mut queue, 2, 1, message());
+        assert_eq!(run(&mut queue, Gate::Expired(KeyId([1; 16]))), Some(2));
+        assert_eq!(run(&mut queue, Gate::Expired(KeyId([1; 16]))), Some(1));
+    }
+
+    #[test]
+    fn nothing_is_reclaimed_for_nobody() {
+        let mut queue = Queue::default();
+        push(&mut queue, 1, 2, message());
+        assert_eq!(run(&mut queue, Gate::Expired(KeyId([1; 16]))), Some(1));
+        assert!(!queue.leave(CallId([1; 16])), "a claimed call is not dropped");
+        assert!(queue.unclaim(), "but one that is given back with nobody waiting is");
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_retry_joins_and_keeps_the_place() {
+        let mut queue = Queue::default();
+        let keyed = |n: u8, digest: u8| Call { idempotency: Some(("k".into(), [digest; 32])), ..call(n, 1, message()) };
+        assert_eq!(queue.push(keyed(1, 7), 10), Ok(CallId([1; 16])));
+        push(&mut queue, 2, 1, message());
+        assert_eq!(queue.push(keyed(3, 7), 10), Ok(CallId([1; 16])));
+        assert_eq!(queue.push(keyed(4, 8), 10), Err(Rejected::OtherParams));
+        assert!(!queue.leave(CallId([1; 16])), "the retry still waits");
+        assert_eq!(run(&mut queue, Gate::Free), Some(1));
+        assert_eq!(queue.push(keyed(5, 7), 10), Ok(CallId([1; 16])), "also while it runs");
+    }
+
+    proptest! {
+        /// Whatever comes and goes: calls start in the order of their arrival, and one that was left never starts.
+        #[test]
+        fn first_in_first_out(steps in proptest::collection::vec((0..3u8, any::<u8>()), 1..40)) {
+            let (mut queue, mut model, mut next) = (Queue::default(), Vec::new(), 0);
+            for (step, pick) in steps {
+                match step {
+                    0 => {
+                        next += 1;
+                        push(&mut queue, next, 1, message());
+                        model.push(next);
+                        if model.len() > 9 { prop_assert!(queue.push(call(99, 1, message()), model.len()).is_err()); }
+                        if model.len() == 10 { model.clear(); queue.drop_all(); }
+                    }
+                    1 if !model.is_empty() => {
+                        let gone = model.remove(pick as usize % model.len());
+                        prop_assert!(queue.leave(CallId([gone; 16])));
+                    }
+                    _ => {
+                        queue.ended();
+                        prop_assert_eq!(run(&mut queue, Gate::Free), if model.is_empty() { None } else { Some(model.remove(0)) });
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! OpenAI's answers as blocks (companion 5.1, 5.6; F14).
+
+use crate::json::{self, Object, Raw};
+use crate::provider::{Answer, ToolUses, Usage, invalid, is_string, tokens};
+use serde_json::value::RawValue;
+
+/// What a response's body says, as blocks: the text, a refusal as text, then the tool uses, whose input is the JSON text of
+/// `arguments`, verbatim but for line breaks between its tokens.
+///
+/// Missing, null or blank `arguments` are those of a call without arguments, `{}`. An answer cut by its token budget may end
+/// in a tool call only half received: its last call is dropped unseen, and others whose arguments are not an object (F14).
+pub fn answer(body: &RawValue) -> Result<Answer, String> {
+    let body = Object::parse(body).ok_or_else(|| invalid("the body is not an object"))?;
+    let choices = body.get("choices").and_then(json::array);
+    let choice = choices.and_then(|choices| choices.first().copied().and_then(Object::parse));
+    let choice = choice.ok_or_else(|| invalid("`choices` holds no object"))?;
+    let message = choice.get("message").and_then(Object::parse);
+    let message = message.ok_or_else(|| invalid("the choice has no object `message`"))?;
+    let cut = choice.str("finish_reason").as_deref() == Some("length");
+    let mut blocks = Vec::new();
+    for key in ["content", "refusal"] {
+        match present(&message, key) {
+            None => {}
+            Some(text) if !is_string(text) => return Err(invalid(format_args!("`{key}` is not a string"))),
+            Some(text) if json::string(text).is_some_and(|text| text.trim().is_empty()) => {}
+            Some(text) => blocks.push(json::built(format!(r#"{{"type":"text","text":{text}}}"#))),
+        }
+    }
+    let calls = match present(&message, "tool_calls") {
+        None => Vec::new(),
+        Some(calls) => json::array(calls).ok_or_else(|| invalid("`tool_calls` is not an array"))?,
+    };
+    let whole = calls.len().saturating_sub(usize::from(cut));
+    let mut seen = ToolUses::default();
+    for (i, call) in calls.into_iter().take(whole).enumerate() {
+        match tool_use(i, call, &mut seen)? {
+            Some(block) => blocks.push(block),
+            None if cut => {}
+            None => return Err(invalid(format_args!("the `arguments` of tool call {i} are not a JSON object"))),
+        }
+    }
+    Ok(Answer { blocks, truncated: cut.then_some("finish_reason length"), usage: usage(&body) })
+}
+
+/// The member, unless it is null.
+fn present<'a>(object: &Object<'a>, key: &str) -> Option<&'a RawValue> {
+    object.get(key).filter(|value| value.get() != "null")
+}
+
+/// The block of a tool call; none if its arguments are not an object.
+fn tool_use(i: usize, call: &RawValue, seen: &mut ToolUses) -> Result<Option<Raw>, String> {
+    let call = Object::parse(call).ok_or_else(|| invalid(format_args!("tool call {i} is not an object")))?;
+    let function = call.get("function").and_then(Object::parse);
+    let function = function.ok_or_else(|| invalid(format_args!("tool call {i} has no object `function`")))?;
+    let arguments = match present(&function, "arguments") {
+        None => "{}".into(),
+        Some(text) if !is_string(text) => {
+            return Err(invalid(format_args!("the `arguments` of tool call {i} are not a string")));
+        }
+        Some(text) => json::string(text).unwrap_or_default(),
+    };
+    let Some(input) = arguments_object(&arguments) else { return Ok(None) };
+    let (id, name) = (call.str("id"), function.str("name"));
+    seen.check(&format!("tool call {i}"), id.as_deref(), name.as_deref())?;
+    let (id, name) = (json::encode(&id), json::encode(&name));
+    Ok(Some(json::built(format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{input}}}"#))))
+}
+
+/// The text of the arguments as one line of JSON, if they are an object.
+fn arguments_object(text: &str) -> Option<Raw> {
+    let text = if text.trim().is_empty() { "{}" } else { text };
+    // Parsed before line breaks go: one inside a string makes the text invalid, and must not be taken out unseen.
+    let raw = json::parse(text).ok().filter(|raw| raw.get().starts_with('{'))?;
+    match json::one_line(raw.get()) {
+        std::borrow::Cow::Borrowed(_) => Some(raw),
+        std::borrow::Cow::Owned(line) => Some(json::built(line)),
+    }
+}
+
+fn usage(body: &Object<'_>) -> Option<Usage> {
+    let usage = Object::parse(body.get("usage")?)?;
+    Some(Usage { input_tokens: tokens(&usage, "prompt_tokens")?, output_tokens: tokens(&usage, "completion_tokens")? })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn read(message: &str, finish: &str) -> Result<Answer, String> {
+        let text = format!(r#"{{"choices":[{{"message":{message},"finish_reason":"{finish}"}}]}}"#);
+        answer(&json::parse(&text).unwrap())
+    }
+
+    fn call(id: &str, arguments: &str) -> String {
+        let arguments = json::encode(arguments);
+        format!(r#"{{"id":"{id}","type":"function","function":{{"name":"t","arguments":{arguments}}}}}"#)
+    }
+
+    fn texts(answer: &Answer) -> Vec<&str> {
+        answer.blocks.iter().map(|block| block.get()).collect()
+    }
+
+    #[test]
+    fn answers_become_blocks() {
+        let message = format!(
+            r#"{{"content":"h\u00e9","refusal":"no","tool_calls":[{},{}]}}"#,
+            call("a", "{\n \"b\" : 1.10,\"a\":\"\\u00e9\"}"),
+            call("b", "")
+        );
+        let got = read(&message, "tool_calls").unwrap();
+        assert_eq!(
+            texts(&got),
+            [
+                r#"{"type":"text","text":"h\u00e9"}"#,
+                r#"{"type":"text","text":"no"}"#,
+                r#"{"type":"tool_use","id":"a","name":"t","input":{ "b" : 1.10,"a":"\u00e9"}}"#,
+                r#"{"type":"tool_use","id":"b","name":"t","input":{}}"#,
+            ]
+        );
+        assert_eq!(got.truncated, None);
+        for empty in [r#"{"content":null,"tool_calls":null}"#, r#"{"content":"","refusal":null}"#, "{}"] {
+            assert!(read(empty, "stop").unwrap().blocks.is_empty(), "{empty}");
+        }
+    }
+
+    #[test]
+    fn half_received_calls_are_dropped() {
+        let message = format!(
+            r#"{{"tool_calls":[{},{},{},{{"id":"d"}}]}}"#,
+            call("a", "{}"),
+            call("b", "{\"x\":"),
+            call("c", "[]")
+        );
+        let got = read(&message, "length").unwrap();
+        assert_eq!(texts(&got), [r#"{"type":"tool_use","id":"a","name":"t","input":{}}"#]);
+        assert_eq!(got.truncated, Some("finish_reason length"));
+        let whole = format!(r#"{{"tool_calls":[{}]}}"#, call("a", "{}"));
+        assert!(read(&whole, "length").unwrap().blocks.is_empty());
+    }
+
+    #[test]
+    fn unusable_answers_are_refused_without_quoting_them() {
+        let calls = |calls: &str| format!(r#"{{"tool_calls":[{calls}]}}"#);
+        for (message, why) in [
+            ("\"SECRET\"".to_owned(), "the choice has no object `message`"),
+            (r#"{"content":{"a":"SECRET"}}"#.into(), "`content` is not a string"),
+            (r#"{"tool_calls":{"a":"SECRET"}}"#.into(), "`tool_calls` is not an array"),
+            (calls("1"), "tool call 0 is not an object"),
+            (calls(r#"{"id":"SECRET"}"#), "tool call 0 has no object `function`"),
+            (
+                calls(r#"{"id":"S","function":{"name":"t","arguments":{}}}"#),
+                "the `arguments` of tool call 0 are not a string",
+            ),
+            (calls(r#"{"function":{"name":"SECRET"}}"#), "tool call 0 has no string `id`"),
+            (calls(r#"{"id":"SECRET","function":{}}"#), "tool call 0 has no string `name`"),
+            (calls(&call("S", "SECRET")), "the `arguments` of tool call 0 are not a JSON object"),
+            (calls(&call("S", "{\"a\":\"SEC\nRET\"}")), "the `arguments` of tool call 0 are not a JSON object"),
+            (calls(&call("S", "[1]")), "the `arguments` of tool call 0 are not a JSON object"),
+            (calls(&format!("{},{}", call("S", "{}"), call("S", "{}"))), "tool call 1 repeats the `id` of another one"),
+        ] {
+            assert_eq!(read(&message, "stop").unwrap_err(), format!("invalid answer: {why}"), "{message}");
+        }
+        for body in ["{}", r#"{"choices":[]}"#, r#"{"choices":["SECRET"]}"#, r#"{"error":{"message":"SECRET"}}"#] {
+            assert_eq!(answer(&json::parse(body).unwrap()).unwrap_err(), "invalid answer: `choices` holds no object");
+        }
+    }
+
+    #[test]
+    fn usage_is_whole_or_nothing() {
+        for (usage, expected) in [
+            (r#"{"prompt_tokens":5,"completion_tokens":7,"total_tokens":12}"#, Some((5, 7))),
+            (r#"{"prompt_tokens":5}"#, None),
+            (r#"{"prompt_tokens":5,"completion_tokens":1e3}"#, None),
+            ("null", None),
+        ] {
+            let body = format!(r#"{{"choices":[{{"message":{{}}}}],"usage":{usage}}}"#);
+            let got = answer(&json::parse(&body).unwrap()).unwrap().usage;
+            assert_eq!(got.map(|u| (u.input_tokens, u.output_tokens)), expected, "{usage}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The admin port: profiles, client keys, sessions, and what the node was configured with (companion 10).
+//!
+//! Every request is authenticated first, whatever its path. No answer holds a secret, but the one that shows a new client key.
+
+pub mod key;
+mod keys;
+mod profiles;
+mod registries;
+mod sessions;
+#[cfg(test)]
+mod tests;
+
+use crate::app::App;
+use crate::auth::bearer;
+use crate::config::AdminAuth;
+use crate::problem::{Problem, no_such_method, no_such_path};
+use crate::secret::{Kind, digest, same};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{delete, get};
+use std::sync::Arc;
+
+/// Bytes of a body at most: a profile with thousands of tools fits.
+const MAX_BODY: usize = 1 << 20;
+
+/// The admin port's routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/admin/v1/profiles", get(profiles::list).post(profiles::create))
+        .route("/admin/v1/profiles/{id}", get(profiles::show).put(profiles::replace).delete(profiles::remove))
+        .route("/admin/v1/keys", get(keys::list).post(keys::create))
+        .route("/admin/v1/keys/{id}", delete(keys::revoke))
+        .route("/admin/v1/sessions", get(sessions::list))
+        .route("/admin/v1/sessions/{id}/events", get(sessions::events))
+        .route("/admin/v1/mcp-servers", get(registries::mcp_servers))
+        .route("/admin/v1/providers", get(registries::providers))
+        .route("/admin/v1/config", get(registries::config))
+        .route("/admin/v1/sandbox-status", get(registries::sandbox_status))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(from_fn_with_state(app.clone(), authenticate))
+        .with_state(app)
+}
+
+async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, Problem> {
+    match app.config.admin_auth {
+        AdminAuth::Disabled => {}
+        AdminAuth::Required => {
+            let token = bearer(request.headers()).ok_or_else(|| {
+                Problem::unauthorized("missing Authorization header: send Authorization: Bearer <admin key>")
+            })?;
+            // Read every time: a key that was replaced through another node is dead at once.
+            let valid = app.accounts().admin_key().await?;
+            let shown = digest(token);
+            if !Kind::Admin.matches(token) || !valid.is_some_and(|valid| same(&valid, &shown)) {
+                return Err(Problem::unauthorized("invalid admin key"));
+            }
+        }
+    }
+    Ok(next.run(request).await)
+}
+
+/// Fails if a text of a body cannot be a name.
+fn check_name(field: &str, text: &str) -> Result<(), Problem> {
+    if text.trim().is_empty() {
+        return Err(Problem::bad_request(format!("{field} must not be blank")));
+    }
+    if text.contains('\0') {
+        return Err(Problem::bad_request(format!("{field} must not hold the character U+0000")));
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! Profiles.
+
+use super::{MAX_BODY, check_name};
+use crate::app::App;
+use crate::body;
+use crate::id::{Id, Named};
+use crate::page::{Items, Page};
+use crate::problem::Problem;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use coordinator::Error;
+use coordinator::accounts::{Profile, ProfileFields};
+use engine::event::timestamp;
+use engine::ids::ProfileId;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+struct Sent {
+    name: String,
+    primary_provider: String,
+    #[serde(default)]
+    fallback_providers: Vec<String>,
+    #[serde(default)]
+    mcp_servers: Vec<String>,
+    #[serde(default)]
+    allowed_tools: Vec<String>,
+    #[serde(default)]
+    available_sandboxes: Vec<String>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Made {
+    id: ProfileId,
+    name: String,
+    created_at: String,
+}
+
+#[derive(Serialize)]
+pub(super) struct Shown {
+    id: ProfileId,
+    #[serde(flatten)]
+    fields: ProfileFields,
+    created_at: String,
+    updated_at: String,
+}
+
+impl Shown {
+    fn new(profile: Profile) -> Self {
+        Self {
+            id: profile.id,
+            fields: profile.fields,
+            created_at: timestamp(profile.created_at),
+            updated_at: timestamp(profile.updated_at),
+        }
+    }
+}
+
+async fn sent(headers: &HeaderMap, body: Body) -> Result<ProfileFields, Problem> {
+    let sent: Sent = body::json(headers, body, MAX_BODY).await?;
+    check_name("name", &sent.name)?;
+    check_name("primary_provider", &sent.primary_provider)?;
+    let lists = [
+        ("fallback_providers", &sent.fallback_providers),
+        ("mcp_servers", &sent.mcp_servers),
+        ("allowed_tools", &sent.allowed_tools),
+        ("available_sandboxes", &sent.available_sandboxes),
+    ];
+    for (field, list) in lists {
+        list.iter().try_for_each(|text| check_name(&format!("an entry of {field}"), text))?;
+    }
+    Ok(ProfileFields {
+        name: sent.name,
+        primary_provider: sent.primary_provider,
+        fallback_providers: sent.fallback_providers,
+        mcp_servers: sent.mcp_servers,
+        allowed_tools: sent.allowed_tools,
+        available_sandboxes: sent.available_sandboxes,
+    })
+}
+
+fn refused(error: Error) -> Problem {
+    match error {
+        Error::Duplicate => Problem::duplicate_name("a profile of that name exists"),
+        Error::NotFound => ProfileId::absent(),
+        Error::Refused => Problem::profile_in_use("the profile has active client keys; revoke them first"),
+        error @ (Error::Unavailable(_)
+        | Error::Failed(_)
+        | Error::Unknown
+        | Error::Fenced
+        | Error::NotOpen(_)
+        | Error::Unreadable(_)
+        | Error::Unusable(_)) => error.into(),
+    }
+}
+
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<Made>), Problem> {
+    let fields = sent(&headers, body).await?;
+    let made = app.accounts().create_profile(fields).await.map_err(refused)?;
+    tracing::info!(profile.id = %made.id, "profile made");
+    let answer = Made { id: made.id, name: made.fields.name, created_at: timestamp(made.created_at) };
+    Ok((StatusCode::CREATED, Json(answer)))
+}
+
+pub(super) async fn list(State(app): State<Arc<App>>, page: Page<ProfileId>) -> Result<Json<Items<Shown>>, Problem> {
+    let (profiles, next) = app.accounts().profiles(page.cursor, page.limit).await?;
+    Ok(Json(Items::new(profiles.into_iter().map(Shown::new).collect(), next)))
+}
+
+pub(super) async fn show(State(app): State<Arc<App>>, Id(id): Id<ProfileId>) -> Result<Json<Shown>, Problem> {
+    let profile = app.accounts().profile(id).await.map_err(refused)?;
+    Ok(Json(Shown::new(profile)))
+}
+
+pub(super) async fn replace(
+    State(app): State<Arc<App>>,
+    Id(id): Id<ProfileId>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<Shown>, Problem> {
+    let fields = sent(&headers, body).await?;
+    let profile = app.accounts().replace_profile(id, fields).await.map_err(refused)?;
+    tracing::info!(profile.id = %id, "profile replaced");
+    Ok(Json(Shown::new(profile)))
+}
+
+pub(super) async fn remove(State(app): State<Arc<App>>, Id(id): Id<ProfileId>) -> Result<StatusCode, Problem> {
+    app.accounts().delete_profile(id).await.map_err(refused)?;
+    tracing::info!(profile.id = %id, "profile deleted");
+    Ok(StatusCode::NO_CONTENT)
+}

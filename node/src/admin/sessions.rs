@@ -1,0 +1,63 @@
+//! Sessions and their logs, in every state.
+
+use crate::app::App;
+use crate::id::{Id, Named};
+use crate::page::{Items, Page, pairs};
+use crate::problem::Problem;
+use axum::Json;
+use axum::extract::State;
+use axum::http::Uri;
+use axum::response::Response;
+use coordinator::Error;
+use coordinator::accounts::{self, ListedSession};
+use engine::event::timestamp;
+use engine::ids::{ProfileId, SessionId};
+use serde::Serialize;
+use std::sync::Arc;
+
+#[derive(Serialize)]
+pub(super) struct Shown {
+    id: SessionId,
+    profile_id: ProfileId,
+    state: &'static str,
+    client_version: Option<String>,
+    created_at: String,
+    closed_at: Option<String>,
+}
+
+impl Shown {
+    fn new(session: ListedSession) -> Self {
+        Self {
+            id: session.id,
+            profile_id: session.profile,
+            state: session.state.as_str(),
+            client_version: session.client_version,
+            created_at: timestamp(session.created_at),
+            closed_at: session.closed_at.map(timestamp),
+        }
+    }
+}
+
+pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Items<Shown>>, Problem> {
+    let pairs = pairs(&uri)?;
+    let page: Page<SessionId> = Page::of_pairs(&pairs)?;
+    let state = pairs.iter().rev().find(|(name, _)| name == "state").map(|(_, value)| value.parse());
+    let state = state
+        .transpose()
+        .map_err(|error: accounts::UnknownState| Problem::bad_request(format!("invalid state: {error}")))?;
+    let (sessions, next) = app.accounts().sessions(state, page.cursor, page.limit).await?;
+    Ok(Json(Items::new(sessions.into_iter().map(Shown::new).collect(), next)))
+}
+
+pub(super) async fn events(
+    State(app): State<Arc<App>>,
+    Id(session): Id<SessionId>,
+    page: Page<u64>,
+) -> Result<Response, Problem> {
+    let absent = |error| match error {
+        Error::NotFound => SessionId::absent(),
+        error => error.into(),
+    };
+    app.log.row(session).await.map_err(absent)?;
+    Ok(crate::api::events::page(&app, session, page).await?)
+}

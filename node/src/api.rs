@@ -1,0 +1,76 @@
+//! The client port (client API): REST for management, JSON-RPC over NDJSON for the live session.
+//!
+//! Every door authenticates before it reads a body, and every session door takes only a key of that session.
+
+mod calls;
+pub mod events;
+mod follow;
+mod reports;
+mod rpc;
+mod sessions;
+mod stream;
+mod subscribe;
+mod trace;
+
+use crate::app::App;
+use crate::problem::{Problem, no_such_method, no_such_path};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use engine::rpc::RpcError;
+use std::sync::Arc;
+use tower_http::catch_panic::CatchPanicLayer;
+
+/// The client port's routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async {}))
+        .route("/api/v1/meta", get(meta))
+        .route("/api/v1/sessions", post(sessions::open))
+        .route("/api/v1/sessions/{id}", delete(sessions::close))
+        .route("/api/v1/sessions/{id}/join", post(sessions::join))
+        .route("/api/v1/sessions/{id}/participants", get(sessions::participants))
+        .route("/api/v1/sessions/{id}/events", get(sessions::events))
+        .route("/api/v1/sessions/{id}/rpc", post(rpc::call))
+        .method_not_allowed_fallback(no_such_method)
+        .fallback(no_such_path)
+        .layer(CatchPanicLayer::custom(|_| panicked()))
+        .with_state(app)
+}
+
+async fn meta() -> Response {
+    Json(serde_json::json!({"version": env!("CARGO_PKG_VERSION"), "api_versions": ["v1"]})).into_response()
+}
+
+fn panicked() -> Response {
+    tracing::error!("a request handler panicked");
+    Problem::internal("unexpected server error").into_response()
+}
+
+/// The headers of an answer that is JSON text already.
+const JSON: [(axum::http::HeaderName, &str); 1] = [(CONTENT_TYPE, "application/json")];
+
+/// `-32602`: an idempotency key came back with other params.
+pub fn other_params() -> RpcError {
+    RpcError::invalid_params("idempotency_key was used before with other params; use a new key for a new message")
+}
+
+/// What a caller is told when the database failed.
+fn failed(error: &coordinator::Error) -> RpcError {
+    match error {
+        coordinator::Error::NotOpen(state) => RpcError::not_open(state),
+        coordinator::Error::NotFound => RpcError::new(-32000, "session no longer exists"),
+        coordinator::Error::Unavailable(_)
+        | coordinator::Error::Failed(_)
+        | coordinator::Error::Unknown
+        | coordinator::Error::Fenced
+        | coordinator::Error::Refused
+        | coordinator::Error::Duplicate
+        | coordinator::Error::Unreadable(_)
+        | coordinator::Error::Unusable(_) => {
+            tracing::error!(error = ?error, "a call failed");
+            RpcError::internal()
+        }
+    }
+}

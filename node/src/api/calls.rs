@@ -1,0 +1,68 @@
+//! `session.sendMessage` and `session.compact`: checked, queued, followed.
+
+use super::follow::{Follow, Target};
+use super::rpc::{Caller, Needs};
+use super::{failed, other_params, stream};
+use axum::response::Response;
+use coordinator::feed::Reader;
+use coordinator::queue::{Call, Rejected};
+use engine::ids::CallId;
+use engine::json::Raw;
+use engine::params::{self, SendMessage};
+use engine::rpc::{self, Method, RpcError};
+use engine::turn::Opening;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Opens the stream of a call, or answers why not.
+pub(super) async fn answer(caller: Caller, method: Method, id: Option<Raw>, params: &Raw) -> Response {
+    match accept(&caller, method, params).await {
+        Ok((target, reader)) => {
+            let (app, session) = (Arc::clone(&caller.app), caller.session);
+            stream::open(&caller.app, caller.key, move |frames| Follow { app, session, id, frames, reader }.run(target))
+        }
+        Err(error) => stream::whole(id.map_or_else(String::new, |id| rpc::error(&id, &error))),
+    }
+}
+
+/// The checks before the gate, in the contract's order; then the call has its place.
+async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target, Reader), RpcError> {
+    caller.admitted(method, Needs::DriverAndOpen).await?;
+    let (opening, idempotency) = match method {
+        Method::Compact => (Opening::Compact(params::compact(params)?), None),
+        _ => {
+            let message = SendMessage::parse(params)?;
+            let digest = || -> [u8; 32] { Sha256::digest(params.get().as_bytes()).into() };
+            let idempotency = message.idempotency_key.clone().map(|key| (key, digest()));
+            (Opening::Message(message), idempotency)
+        }
+    };
+    let log = &caller.app.log;
+    let (mut reader, _) = Reader::open(log, caller.session).await.map_err(|error| failed(&error))?;
+    if let Some((name, digest)) = &idempotency {
+        let earlier = log.call_by_key(caller.session, caller.key, name).await.map_err(|error| failed(&error))?;
+        if let Some(record) = earlier {
+            if record.params_digest.as_deref() != Some(digest.as_slice()) {
+                return Err(other_params());
+            }
+            reader.seek(record.first.saturating_sub(1));
+            let target = match record.ended {
+                Some(_) => Target::Ended(record),
+                None => Target::Live(caller.app.local.follow(caller.session, record.id)),
+            };
+            return Ok((target, reader));
+        }
+    }
+    let call = Call {
+        id: CallId(coordinator::fresh_id()),
+        key: caller.key,
+        opening,
+        idempotency,
+        traceparent: caller.traceparent.clone(),
+    };
+    let waiter = caller.app.local.enqueue(caller.session, call).map_err(|rejected| match rejected {
+        Rejected::Full => RpcError { retryable: true, ..RpcError::new(-32000, "too many queued calls") },
+        Rejected::OtherParams => other_params(),
+    })?;
+    Ok((Target::Live(waiter), reader))
+}

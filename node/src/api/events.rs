@@ -1,0 +1,70 @@
+//! `GET …/events` on both ports: pages of the log, written as they are read, so that a page of large events is never whole
+//! in memory.
+
+use crate::app::App;
+use crate::page::Page;
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use coordinator::Error;
+use engine::ids::SessionId;
+use futures_util::stream;
+use std::sync::Arc;
+
+/// Where the writing of a page stands.
+struct Writing {
+    app: Arc<App>,
+    session: SessionId,
+    after: u64,
+    left: u32,
+    first: bool,
+    /// The text that closes the document is written.
+    ended: bool,
+}
+
+/// The page as a response: `{"items":[…],"next_cursor":…}`; the cursor is the number of the page's last event.
+///
+/// # Errors
+/// `NotFound` for a session that does not exist; the database's.
+pub async fn page(app: &Arc<App>, session: SessionId, page: Page<u64>) -> Result<Response, Error> {
+    let after = page.cursor.unwrap_or(0);
+    let mut writing = Writing { app: Arc::clone(app), session, after, left: page.limit, first: true, ended: false };
+    let start = writing.next().await?;
+    if writing.ended {
+        return Ok((super::JSON, start).into_response());
+    }
+    let rest = stream::unfold(writing, |mut writing| async move {
+        if writing.ended {
+            return None;
+        }
+        // A failure in the middle breaks the answer off: no half document passes as a whole one.
+        let next = writing.next().await.inspect_err(|_| writing.ended = true);
+        Some((next, writing))
+    });
+    let body = Body::from_stream(stream::StreamExt::chain(stream::iter([Ok(start)]), rest));
+    Ok((super::JSON, body).into_response())
+}
+
+impl Writing {
+    /// The text of the next read.
+    async fn next(&mut self) -> Result<Bytes, Error> {
+        // One more than wanted tells whether another page follows.
+        let read = self.app.log.page(self.session, self.after, self.left + 1).await?;
+        let mut text = String::from(if self.first { "{\"items\":[" } else { "" });
+        let more = read.events.len() > self.left as usize;
+        for event in read.events.iter().take(self.left as usize) {
+            if !std::mem::take(&mut self.first) {
+                text.push(',');
+            }
+            text.push_str(&event.view());
+            self.after = event.number;
+        }
+        self.left -= (read.events.len() as u32).min(self.left);
+        self.ended = more || !read.cut;
+        if self.ended {
+            let cursor = if more { format!("\"{}\"", self.after) } else { "null".into() };
+            text.push_str(&format!("],\"next_cursor\":{cursor}}}"));
+        }
+        Ok(text.into())
+    }
+}

@@ -1,0 +1,224 @@
+//! Following one call: its events as they happen, then its terminal frame.
+//!
+//! Reads the log at the client's pace and always ends with the frame (companion 2.5). The same for a call of this request, one
+//! that is joined by its idempotency key, one that was taken over, and one that ended long ago.
+
+use super::failed;
+use super::stream::{Frames, Gone};
+use crate::app::App;
+use coordinator::Error;
+use coordinator::feed::{Reader, Shown};
+use coordinator::local::{Progress, Waiter};
+use coordinator::log::CallRecord;
+use engine::event::EventType;
+use engine::ids::{CallId, SessionId};
+use engine::json::Raw;
+use engine::outcome::Outcome;
+use engine::rpc::{self, RpcError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the database is asked about a call that runs: whatever the signals of this process lost.
+const RECONCILE: Duration = Duration::from_secs(2);
+/// Pause before a failed read is repeated, and how often it is.
+const RETRY: (Duration, u32) = (Duration::from_millis(500), 20);
+
+/// What is followed.
+pub(super) enum Target {
+    /// A call that waits or runs in this process.
+    Live(Waiter),
+    /// A call that has ended.
+    Ended(CallRecord),
+}
+
+pub(super) struct Follow {
+    pub app: Arc<App>,
+    pub session: SessionId,
+    /// Nothing terminal is written for a notification.
+    pub id: Option<Raw>,
+    pub frames: Frames,
+    /// Stands at or before the call's first event.
+    pub reader: Reader,
+}
+
+impl Follow {
+    /// Writes the whole answer.
+    pub async fn run(mut self, target: Target) -> Result<(), Gone> {
+        let (call, last, outcome) = match self.reach_end(target).await? {
+            Ok(end) => end,
+            Err(error) => return self.error(&error).await,
+        };
+        match outcome {
+            Outcome::Error(error) => self.error(&error).await,
+            outcome => self.result(call, last, &outcome).await,
+        }
+    }
+
+    async fn error(&mut self, error: &RpcError) -> Result<(), Gone> {
+        match &self.id {
+            Some(id) => self.frames.send(rpc::error(id, error)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Forwards events until the call is over.
+    async fn reach_end(&mut self, target: Target) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
+        let mut waiter = match target {
+            Target::Live(waiter) => waiter,
+            Target::Ended(record) => return self.replay(record).await,
+        };
+        loop {
+            let head = self.reader.head();
+            let (last, ended) = match waiter.progress() {
+                Progress::Queued => {
+                    let stop = self.app.stop.clone();
+                    let news = self.frames.idle(async {
+                        tokio::select! { _ = waiter.changed() => true, () = stop.cancelled() => false }
+                    });
+                    if !news.await? {
+                        return Ok(Err(RpcError::internal()));
+                    }
+                    continue;
+                }
+                Progress::Running => (head.number, None),
+                Progress::Ended(last, outcome) => (last, Some(outcome)),
+                Progress::Refused(error) => return Ok(Err(error)),
+                Progress::Follow(winner) => match self.app.log.call(winner).await {
+                    Ok(Some(record)) => {
+                        self.reader.seek(record.first.saturating_sub(1));
+                        if record.ended.is_some() {
+                            return self.replay(record).await;
+                        }
+                        waiter = self.app.local.follow(self.session, winner);
+                        continue;
+                    }
+                    Ok(None) => return Ok(Err(RpcError::internal())),
+                    Err(error) => return Ok(Err(failed(&error))),
+                },
+            };
+            if let Err(error) = self.forward(waiter.call(), last).await? {
+                return Ok(Err(error));
+            }
+            if let Some(outcome) = ended {
+                return Ok(Ok((waiter.call(), last, outcome)));
+            }
+            let news = async {
+                tokio::select! {
+                    () = self.reader.moved(head) => true,
+                    _ = waiter.changed() => true,
+                    () = tokio::time::sleep(RECONCILE) => false,
+                }
+            };
+            if !self.frames.idle(news).await?
+                && let Ok(Some(record)) = self.app.log.call(waiter.call()).await
+                && record.ended.is_some()
+            {
+                return self.replay(record).await;
+            }
+        }
+    }
+
+    /// Forwards what is left of a call that has ended.
+    async fn replay(&mut self, record: CallRecord) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
+        let Some((last, outcome)) = record.ended else { return Ok(Err(RpcError::internal())) };
+        let forwarded = self.forward(record.id, last).await?;
+        Ok(forwarded.map(|()| (record.id, last, outcome)))
+    }
+
+    /// Notifications of the call's events up to that number; those that clients made are not echoed (companion 3.9).
+    async fn forward(&mut self, call: CallId, last: u64) -> Result<Result<(), RpcError>, Gone> {
+        while self.reader.seen() < last {
+            let events = match read(&mut self.reader, last).await {
+                Ok(events) => events,
+                Err(error) => return Ok(Err(failed(&error))),
+            };
+            for shown in events.iter().filter(|shown| shown.event.call == Some(call) && !shown.event.event.from_client)
+            {
+                self.frames.send(notification(shown)).await?;
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// The terminal frame, written event by event.
+    async fn result(&mut self, call: CallId, last: u64, outcome: &Outcome) -> Result<(), Gone> {
+        let Some(id) = self.id.clone() else { return Ok(()) };
+        let (first, wanted) = match (self.app.log.call(call).await, outcome) {
+            (Ok(Some(record)), Outcome::Message(event) | Outcome::Compacted(event)) => (record.first, Some(*event)),
+            (Ok(Some(record)), Outcome::Unavailable | Outcome::Error(_)) => (record.first, None),
+            (Ok(None), _) => return self.error(&RpcError::internal()).await,
+            (Err(error), _) => return self.error(&failed(&error)).await,
+        };
+        self.reader.seek(first.saturating_sub(1));
+        if let Outcome::Compacted(_) = outcome {
+            return self.compacted(&id, call, last).await;
+        }
+        let mut text = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"events":["#).into_bytes();
+        let (mut message, mut any) = (Outcome::unavailable_message(), false);
+        while self.reader.seen() < last {
+            // A frame that has begun cannot become an error: the stream breaks off, and the client asks again.
+            let events = read(&mut self.reader, last).await.map_err(|error| broke_off(&error))?;
+            for shown in events.iter().filter(|shown| shown.event.call == Some(call)) {
+                if std::mem::replace(&mut any, true) {
+                    text.push(b',');
+                }
+                text.extend_from_slice(&shown.view());
+                if Some(shown.event.event.id) == wanted {
+                    message = shown.event.event.payload.text().into_owned();
+                }
+                if text.len() > CHUNK {
+                    self.frames.send(std::mem::take(&mut text)).await?;
+                }
+            }
+        }
+        text.extend_from_slice(format!("],\"message\":{message}}}}}\n").as_bytes());
+        self.frames.send(text).await
+    }
+
+    async fn compacted(&mut self, id: &Raw, call: CallId, last: u64) -> Result<(), Gone> {
+        let mut completed = None;
+        while self.reader.seen() < last {
+            let events = read(&mut self.reader, last).await.map_err(|error| broke_off(&error))?;
+            let mine = events.into_iter().filter(|shown| shown.event.call == Some(call));
+            completed = mine.filter(|s| s.event.event.kind == EventType::CompactionCompleted).last().or(completed);
+        }
+        match completed {
+            Some(shown) => self.frames.send(rpc::result(id, &shown.event.view())).await,
+            None => self.error(&RpcError::internal()).await,
+        }
+    }
+}
+
+/// Bytes of a terminal frame that are sent at once.
+const CHUNK: usize = 64 << 10;
+
+/// The notification of an event.
+pub(super) fn notification(shown: &Shown) -> Vec<u8> {
+    const HEAD: &[u8] = br#"{"jsonrpc":"2.0","method":"session.event","params":"#;
+    let view = shown.view();
+    let mut frame = Vec::with_capacity(HEAD.len() + view.len() + 2);
+    frame.extend_from_slice(HEAD);
+    frame.extend_from_slice(&view);
+    frame.extend_from_slice(b"}\n");
+    frame
+}
+
+fn broke_off(error: &Error) -> Gone {
+    tracing::error!(error = ?error, "an answer broke off: the log could not be read");
+    Gone
+}
+
+/// Reads on, and tries again for a while when the database is away.
+pub(super) async fn read(reader: &mut Reader, last: u64) -> Result<Vec<Arc<Shown>>, Error> {
+    let mut tries = 0;
+    loop {
+        match reader.read(last).await {
+            Err(Error::Unavailable(error)) if tries < RETRY.1 => {
+                tracing::warn!(error = %error, "the log cannot be read just now");
+                tries += 1;
+                tokio::time::sleep(RETRY.0).await;
+            }
+            result => return result,
+        }
+    }
+}

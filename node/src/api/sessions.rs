@@ -1,0 +1,260 @@
+//! `/api/v1/sessions`: open, join, look, close.
+
+use crate::app::App;
+use crate::body;
+use crate::id::Named;
+use crate::page::Page;
+use crate::problem::Problem;
+use crate::secret::{Kind, digest};
+use crate::session;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use coordinator::Error;
+use coordinator::accounts::Profile;
+use coordinator::log::{self, NewSession, Side};
+use engine::event::{EventType, NewEvent};
+use engine::ids::{EventId, KeyId, ProfileId, SessionId};
+use engine::open::{Compaction, Declared, Refusal, parse_join, parse_open};
+use engine::provider::Entry;
+use engine::toolbox::McpTool;
+use engine::tools::Declarations;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal.slug {
+            "tool_not_allowed" => Problem::tool_not_allowed(refusal.detail),
+            "invalid_subagent_tools" => Problem::invalid_subagent_tools(refusal.detail),
+            "reserved_tool_name" => Problem::reserved_tool_name(refusal.detail),
+            _ => Problem::bad_request(refusal.detail),
+        }
+    }
+}
+
+fn fresh_event(key: KeyId, kind: EventType, payload: &Value) -> NewEvent {
+    NewEvent::new(EventId(coordinator::fresh_id()), key, kind, payload)
+}
+
+pub(super) async fn open(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+    let client = app.auth.client(&headers).await?;
+    body::require_json(&headers)?;
+    let open = parse_open(&body::read(body, app.config.max_body).await?)?;
+    let profile = app.accounts().profile(client.profile).await;
+    let (profile, provider) = usable(&app, client.key, client.profile, profile, &open.declared).await?;
+    let declarations = open.declared.check(&profile.fields.allowed_tools)?;
+    let id = SessionId(coordinator::fresh_id());
+    // A task: connections that were made belong to a session, also when the client does not wait for it.
+    let created = app.tasks.spawn(create(Arc::clone(&app), id, client.key, profile, provider, open, declarations));
+    created.await.unwrap_or_else(|_| Err(Problem::internal("unexpected server error")))
+}
+
+async fn create(
+    app: Arc<App>,
+    id: SessionId,
+    key: KeyId,
+    profile: Profile,
+    provider: Entry,
+    open: engine::open::Open,
+    declarations: Declarations,
+) -> Result<Response, Problem> {
+    let mcp_tools = mcp_tools(&app, id, &profile).await;
+    let secret = session_key()?;
+    let made = app.log.create(NewSession {
+        id,
+        profile: profile.id,
+        key,
+        state: log::State::Open,
+        event: fresh_event(key, EventType::SessionOpen, &introduction(&open.declared, &declarations)),
+        client_version: open.declared.client_version,
+        compaction: open.compaction,
+        mcp_tools,
+        declarations: declarations.store(),
+        digest: Some(digest(secret.expose_secret()).0),
+    });
+    if let Err(error) = made.await {
+        app.mcp.close(id).await;
+        return Err(error.into());
+    }
+    Ok(opened(id, &secret, &profile, &provider))
+}
+
+pub(super) async fn join(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let client = app.auth.client(&headers).await?;
+    body::require_json(&headers)?;
+    let declared = parse_join(&body::read(body, app.config.max_body).await?)?;
+    let id: SessionId = id.parse().map_err(|_| SessionId::absent())?;
+    let absent = |error| if matches!(error, Error::NotFound) { SessionId::absent() } else { error.into() };
+    let row = app.log.row(id).await.map_err(absent)?;
+    if row.state != log::State::Open {
+        return Err(already(row.state.shown()));
+    }
+    let record = app.log.record(id, client.key).await.map_err(absent)?;
+    if record.profile != client.profile {
+        return Err(Problem::profile_mismatch("the client key's profile is not the session's profile"));
+    }
+    let profile = app.accounts().profile(record.profile).await;
+    let (profile, provider) = usable(&app, client.key, record.profile, profile, &declared).await?;
+    let declarations = declared.check(&profile.fields.allowed_tools)?;
+    let secret = session_key()?;
+    let event = fresh_event(client.key, EventType::SessionJoin, &introduction(&declared, &declarations));
+    let side = Side::Join { declarations: declarations.store(), digest: digest(secret.expose_secret()).0 };
+    app.log.append_free(id, client.key, vec![event], side).await.map_err(|error| match error {
+        Error::NotOpen(state) => already(state),
+        error => error.into(),
+    })?;
+    Ok(opened(id, &secret, &profile, &provider))
+}
+
+pub(super) async fn participants(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let (session, _) = authenticated(&app, &headers, &id).await?;
+    let drivers = app.log.drivers(session).await?;
+    Ok(Json(json!({"drivers": drivers})).into_response())
+}
+
+pub(super) async fn events(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let (session, _) = authenticated(&app, &headers, &id).await?;
+    Ok(super::events::page(&app, session, Page::of(&uri)?).await?)
+}
+
+pub(super) async fn close(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let (id, key) = authenticated(&app, &headers, &id).await?;
+    session::close(&app, id, key, "client_close").await.map_err(|error| match error {
+        Error::NotOpen(state) => already(state),
+        error => error.into(),
+    })?;
+    Ok(Json(json!({"session_id": id, "state": "closed"})).into_response())
+}
+
+/// The session of a path and the client behind the request's key; a key of another session is refused.
+pub(super) async fn authenticated(app: &App, headers: &HeaderMap, id: &str) -> Result<(SessionId, KeyId), Problem> {
+    // What is no id is the id of no session, so no key is one of it: all zeros are never given out.
+    let session = id.parse().unwrap_or(SessionId([0; 16]));
+    Ok((session, app.auth.session(headers, session).await?))
+}
+
+fn already(state: &str) -> Problem {
+    Problem::session_closed(format!("session is already {state}"))
+}
+
+fn session_key() -> Result<SecretString, Problem> {
+    Kind::Session.generate().map_err(|error| {
+        tracing::error!(error = %error, "the operating system gives no random bytes");
+        Problem::internal("unexpected server error")
+    })
+}
+
+/// The profile and its primary provider. Where one is missing, that is recorded in a session of its own, for audit.
+async fn usable(
+    app: &App,
+    key: KeyId,
+    id: ProfileId,
+    profile: Result<Profile, Error>,
+    declared: &Declared,
+) -> Result<(Profile, Entry), Problem> {
+    let profile = match profile {
+        Ok(profile) => profile,
+        Err(Error::NotFound) => {
+            audit(app, key, id, declared, &json!({"reason": "profile_unavailable"})).await?;
+            return Err(Problem::profile_unavailable("the profile bound to this client key is no longer available"));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let name = &profile.fields.primary_provider;
+    match app.providers.entry(name).cloned() {
+        Some(provider) => Ok((profile, provider)),
+        None => {
+            tracing::error!(
+                profile = profile.fields.name,
+                provider = name,
+                "the profile's primary provider is not configured"
+            );
+            let detail = format!("the primary provider '{name}' is not configured on this server");
+            let payload = json!({"reason": "primary_provider_unavailable", "provider": name, "detail": detail});
+            audit(app, key, id, declared, &payload).await?;
+            Err(Problem::primary_provider_unavailable(detail))
+        }
+    }
+}
+
+async fn audit(app: &App, key: KeyId, profile: ProfileId, declared: &Declared, payload: &Value) -> Result<(), Problem> {
+    let session = NewSession {
+        id: SessionId(coordinator::fresh_id()),
+        profile,
+        key,
+        state: log::State::Error,
+        client_version: declared.client_version.clone(),
+        compaction: Compaction::default(),
+        mcp_tools: Vec::new(),
+        declarations: Declarations::default().store(),
+        digest: None,
+        event: fresh_event(key, EventType::SessionError, payload),
+    };
+    app.log.create(session).await?;
+    Ok(())
+}
+
+/// Tools of the profile's MCP servers, connected now for the session's life.
+async fn mcp_tools(app: &App, session: SessionId, profile: &Profile) -> Vec<McpTool> {
+    let servers = profile.fields.mcp_servers.iter().filter_map(|name| {
+        let server = app.config.mcp_servers.iter().find(|server| server.name == *name);
+        if server.is_none() {
+            tracing::error!(
+                profile = profile.fields.name,
+                server = name,
+                "an MCP server of the profile is not configured; skipped"
+            );
+        }
+        server
+    });
+    app.mcp.tools(session, &servers.collect::<Vec<_>>()).await
+}
+
+/// Payload of `session.open` and `session.join`.
+fn introduction(declared: &Declared, declarations: &Declarations) -> Value {
+    let tools: Vec<&str> = declarations.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let sandbox_tools: Vec<&str> = declarations.sandbox_tools.iter().map(|tool| tool.name.as_str()).collect();
+    let subagent_tools: Vec<&str> = declarations.subagent_tools.iter().map(|tool| tool.name.as_str()).collect();
+    json!({
+        "client_version": declared.client_version, "tools": tools, "sandbox_tools": sandbox_tools,
+        "subagent_tools": subagent_tools,
+    })
+}
+
+/// The answer to an open or a join: the one place that shows the session key. The profile is sanitised.
+fn opened(id: SessionId, secret: &SecretString, profile: &Profile, provider: &Entry) -> Response {
+    let answer = json!({
+        "session_id": id,
+        "session_key": secret.expose_secret(),
+        "profile": {
+            "id": profile.id,
+            "name": profile.fields.name,
+            "allowed_tools": profile.fields.allowed_tools,
+            "mcp_servers": profile.fields.mcp_servers,
+            "provider": {"provider": provider.wire, "model": provider.model},
+        },
+    });
+    (StatusCode::CREATED, [("cache-control", "no-store")], Json(answer)).into_response()
+}

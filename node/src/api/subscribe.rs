@@ -1,0 +1,105 @@
+//! `session.subscribe`: a replay, then the live stream, with nothing lost or doubled at the seam.
+
+use super::failed;
+use super::follow::{notification, read};
+use super::stream::{self, Frames, Gone};
+use crate::app::App;
+use axum::response::Response;
+use coordinator::feed::{Head, Reader};
+use engine::ids::{KeyId, SessionId};
+use engine::json::Raw;
+use engine::params::Subscribe;
+use engine::rpc::{self, RpcError};
+use std::sync::Arc;
+
+/// A live subscription that has not taken a frame while so many events, or bytes, were committed has fallen behind
+/// (companion 2.5).
+const LAG: (u64, usize) = (256, 8 << 20);
+
+struct Subscription {
+    frames: Frames,
+    reader: Reader,
+    /// Up to here it is a replay, which shows everything and does not lag.
+    replay: u64,
+    client_events: bool,
+}
+
+/// Opens the stream, or answers why not.
+pub(super) async fn answer(app: &Arc<App>, session: SessionId, key: KeyId, id: Option<&Raw>, params: &Raw) -> Response {
+    match open(app, session, params).await {
+        Ok((reader, replay, client_events)) => {
+            let app_ = Arc::clone(app);
+            stream::open(app, key, move |frames| async move {
+                let stop = app_.stop.clone();
+                let subscription = Subscription { frames, reader, replay, client_events };
+                stop.run_until_cancelled(subscription.run()).await.unwrap_or(Ok(()))
+            })
+        }
+        Err(error) => stream::whole(id.map_or_else(String::new, |id| rpc::error(id, &error))),
+    }
+}
+
+async fn open(app: &App, session: SessionId, params: &Raw) -> Result<(Reader, u64, bool), RpcError> {
+    let Subscribe { since_event_id, include_client_events } = Subscribe::parse(params)?;
+    let (mut reader, row) = Reader::open(&app.log, session).await.map_err(|error| failed(&error))?;
+    if let Some(event) = since_event_id {
+        let number = app.log.number_of(session, event).await.map_err(|error| failed(&error))?;
+        let unknown = || RpcError::invalid_params("since_event_id is not an event of this session");
+        reader.seek(number.ok_or_else(unknown)?);
+    }
+    Ok((reader, row.head, include_client_events.unwrap_or(app.config.forward_client_events)))
+}
+
+impl Subscription {
+    async fn run(mut self) -> Result<(), Gone> {
+        let began = self.reader.head();
+        loop {
+            let head = self.reader.head();
+            if head.cuts != began.cuts {
+                return Ok(());
+            }
+            if self.reader.seen() < head.number {
+                let Ok(events) = read(&mut self.reader, head.number).await else { return Err(Gone) };
+                for shown in events {
+                    let number = shown.event.number;
+                    if number > self.replay && shown.event.event.from_client && !self.client_events {
+                        continue;
+                    }
+                    if number <= self.replay {
+                        self.frames.send(notification(&shown)).await?;
+                    } else if self.lagged(began).await? {
+                        let lagged = RpcError::new(-32000, "lagged; reconnect with since_event_id");
+                        self.frames.end(rpc::ended(&lagged));
+                        return Ok(());
+                    } else {
+                        self.frames.send(notification(&shown)).await?;
+                    }
+                }
+            } else if head.ended {
+                return Ok(());
+            } else {
+                let reader = &mut self.reader;
+                self.frames.idle(reader.moved(head)).await?;
+            }
+        }
+    }
+
+    /// Waits for room; says whether the log went too far ahead meanwhile. A cut also ends the waiting.
+    async fn lagged(&mut self, began: Head) -> Result<bool, Gone> {
+        let start = self.reader.head();
+        while !self.frames.has_room() {
+            let head = self.reader.head();
+            if head.cuts != began.cuts {
+                return Err(Gone);
+            }
+            if head.number - start.number > LAG.0 || self.reader.size_after(start.number) > LAG.1 {
+                return Ok(true);
+            }
+            tokio::select! {
+                room = self.frames.room() => room?,
+                () = self.reader.moved(head) => {}
+            }
+        }
+        Ok(false)
+    }
+}

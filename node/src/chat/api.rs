@@ -1,0 +1,384 @@
+//! The session API over HTTP: what is asked, what comes back, and what went wrong in terms of what to do about it.
+//!
+//! Answers that the server may give as slowly as it likes (a turn, a subscription) have no deadline; keep-alive probes
+//! notice a dead peer. Everything else has one.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{RequestBuilder, StatusCode};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+const PROBE: Duration = Duration::from_secs(15);
+/// No frame is longer than a whole conversation's events.
+const LONGEST_FRAME: usize = 1 << 30;
+const PAGE: u32 = 200;
+
+/// Why something was not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The server said no, and would say so again.
+    #[error("{}", refusal(*.status, .kind, .detail))]
+    Refused { status: u16, kind: String, detail: String },
+    /// An error frame.
+    #[error("{message} ({code})")]
+    Error { code: i64, message: String },
+    /// No answer, or a part of one: worth another attempt.
+    #[error("{0}")]
+    Lost(String),
+    /// An answer that is none of this API.
+    #[error("the server's answer was not understood: {0}")]
+    Unreadable(String),
+}
+
+fn refusal(status: u16, kind: &str, detail: &str) -> String {
+    match (kind, detail) {
+        ("unauthorized", _) => format!("the server does not accept the key: {detail}"),
+        ("not_found", _) => "there is no such session".to_owned(),
+        ("session_closed", detail) => format!("the session cannot be joined: {detail}"),
+        ("profile_mismatch", _) => "the session belongs to another profile than this client key".to_owned(),
+        (kind, "") => format!("the server answered {status} {kind}"),
+        (_, detail) => detail.to_owned(),
+    }
+}
+
+impl From<reqwest::Error> for Failure {
+    fn from(error: reqwest::Error) -> Failure {
+        if error.is_builder() {
+            return Failure::Unreadable(format!("the address cannot be used: {error}"));
+        }
+        if error.is_connect() {
+            return Failure::Lost("no server answers".to_owned());
+        }
+        if error.is_timeout() {
+            return Failure::Lost("the server does not answer".to_owned());
+        }
+        Failure::Lost("the connection was cut".to_owned())
+    }
+}
+
+/// A server, as seen with a client key.
+pub struct Api {
+    http: reqwest::Client,
+    sessions: String,
+    key: SecretString,
+}
+
+/// A session, as seen with the session key that this client was given for it.
+#[derive(Clone)]
+pub struct Session {
+    http: reqwest::Client,
+    url: String,
+    key: SecretString,
+}
+
+/// The answer to opening and joining.
+#[derive(Deserialize)]
+pub struct Opened {
+    pub session_id: String,
+    session_key: SecretKey,
+    pub profile: Profile,
+}
+
+/// Kept out of `Debug` from the moment it is read.
+struct SecretKey(SecretString);
+
+impl<'de> Deserialize<'de> for SecretKey {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<SecretKey, D::Error> {
+        String::deserialize(deserializer).map(|key| SecretKey(SecretString::from(key)))
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Profile {
+    name: String,
+    #[serde(default)]
+    pub allowed_tools: Vec<String>,
+    provider: Option<Provider>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Provider {
+    provider: String,
+    model: String,
+}
+
+impl Profile {
+    pub fn describe(&self) -> String {
+        match &self.provider {
+            Some(Provider { provider, model }) => format!("{} ({model} over {provider})", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
+/// One entry of the session's log. Payloads are read only where they are shown: a provider request holds a conversation.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Event {
+    pub id: String,
+    pub client_key_id: Option<String>,
+    pub event_type: String,
+    payload: Box<RawValue>,
+    pub created_at: String,
+}
+
+impl Event {
+    pub fn payload(&self) -> Value {
+        serde_json::from_str(self.payload.get()).unwrap_or(Value::Null)
+    }
+
+    pub fn raw_payload(&self) -> &str {
+        self.payload.get()
+    }
+}
+
+#[derive(Deserialize)]
+pub struct Page {
+    pub items: Vec<Event>,
+    pub next_cursor: Option<String>,
+}
+
+/// One line of a stream.
+#[derive(Debug)]
+pub enum Frame {
+    Event(Box<Event>),
+    Result(Box<RawValue>),
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    pub fn new(url: &str, key: SecretString) -> anyhow::Result<Api> {
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_LIMIT)
+            .tcp_nodelay(true)
+            .tcp_keepalive(PROBE)
+            .tcp_keepalive_interval(PROBE)
+            .tcp_keepalive_retries(2)
+            .build()?;
+        Ok(Api { http, sessions: format!("{}/api/v1/sessions", url.trim_end_matches('/')), key })
+    }
+
+    pub async fn open(&self, tools: &Value) -> Result<Opened, Failure> {
+        self.enter(&self.sessions, tools).await
+    }
+
+    pub async fn join(&self, session: &str, tools: &Value) -> Result<Opened, Failure> {
+        if !session.chars().all(|character| character.is_ascii_alphanumeric() || character == '_') {
+            return Err(Failure::Unreadable(format!("{session:?} is no session id")));
+        }
+        self.enter(&format!("{}/{session}/join", self.sessions), tools).await
+    }
+
+    pub fn session(&self, opened: &Opened) -> anyhow::Result<Session> {
+        let url = format!("{}/{}", self.sessions, opened.session_id);
+        Ok(Session { http: self.http.clone(), url, key: opened.session_key.0.clone() })
+    }
+
+    async fn enter(&self, url: &str, tools: &Value) -> Result<Opened, Failure> {
+        let body = json!({"client_version": concat!("baesrv-chat/", env!("CARGO_PKG_VERSION")), "tools": tools});
+        let request = self.http.post(url).bearer_auth(self.key.expose_secret()).json(&body);
+        document(request).await
+    }
+}
+
+impl Session {
+    pub async fn register(&self) -> Result<(), Failure> {
+        self.request("session.registerDriver", json!({})).await.map(drop)
+    }
+
+    /// A page of the log, oldest first.
+    pub async fn events(&self, cursor: Option<&str>) -> Result<Page, Failure> {
+        let unusable = |error| Failure::Unreadable(format!("the address cannot be used: {error}"));
+        let mut url = reqwest::Url::parse(&format!("{}/events?limit={PAGE}", self.url)).map_err(unusable)?;
+        if let Some(cursor) = cursor {
+            url.query_pairs_mut().append_pair("cursor", cursor);
+        }
+        document(self.http.get(url).bearer_auth(self.key.expose_secret())).await
+    }
+
+    /// A call that is answered at once.
+    pub async fn request(&self, method: &str, params: Value) -> Result<Box<RawValue>, Failure> {
+        let answered = async {
+            let mut frames = self.call(method, &params).await?;
+            loop {
+                if let Frame::Result(result) = frames.next().await? {
+                    return Ok(result);
+                }
+            }
+        };
+        match tokio::time::timeout(ANSWER_LIMIT, answered).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::Lost("the server does not answer".to_owned())),
+        }
+    }
+
+    /// A call whose stream is followed.
+    pub async fn call(&self, method: &str, params: &Value) -> Result<Frames, Failure> {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+        let request = self.http.post(format!("{}/rpc", self.url)).header(CONTENT_TYPE, "application/json").body(body);
+        // The head of a stream comes at once, however long the rest takes.
+        let sent = tokio::time::timeout(ANSWER_LIMIT, request.bearer_auth(self.key.expose_secret()).send());
+        let response = sent.await.map_err(|_| Failure::Lost("the server does not answer".to_owned()))??;
+        let response = accepted(response).await?;
+        let stream = response.bytes_stream().map(|chunk| chunk.map_err(Failure::from)).boxed();
+        Ok(Frames { stream, buffer: BytesMut::new(), searched: 0 })
+    }
+}
+
+/// The frames of one call. `next` may be dropped at any time and asked again.
+pub struct Frames {
+    stream: BoxStream<'static, Result<bytes::Bytes, Failure>>,
+    buffer: BytesMut,
+    /// Bytes of the buffer that are known to hold no line end.
+    searched: usize,
+}
+
+impl Frames {
+    /// The next frame; `Lost` when the stream ends, since its last frame is a result or an error.
+    pub async fn next(&mut self) -> Result<Frame, Failure> {
+        loop {
+            while let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(self.searched + end + 1);
+                self.searched = 0;
+                if let Some(frame) = read(&line)? {
+                    return Ok(frame);
+                }
+            }
+            self.searched = self.buffer.len();
+            match self.stream.next().await {
+                Some(chunk) => self.buffer.extend_from_slice(&chunk?),
+                None => return Err(Failure::Lost("the stream ended".to_owned())),
+            }
+            if self.buffer.len() > LONGEST_FRAME {
+                return Err(Failure::Unreadable("a line without an end".to_owned()));
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(default, borrow)]
+    method: Option<&'a str>,
+    #[serde(default, borrow)]
+    params: Option<&'a RawValue>,
+    #[serde(default)]
+    result: Option<Box<RawValue>>,
+    #[serde(default)]
+    error: Option<ErrorObject>,
+}
+
+#[derive(Deserialize)]
+struct ErrorObject {
+    code: i64,
+    message: String,
+    #[serde(default)]
+    data: Value,
+}
+
+/// Reads a line; empty ones keep the connection alive, and notifications other than events say nothing to this client.
+fn read(line: &[u8]) -> Result<Option<Frame>, Failure> {
+    if line.iter().all(u8::is_ascii_whitespace) {
+        return Ok(None);
+    }
+    let line: Line<'_> = parse(line)?;
+    if let Some(ErrorObject { code, message, data }) = line.error {
+        // Both are invitations to come again.
+        let again = data["retryable"] == Value::Bool(true) || message.starts_with("lagged");
+        return Err(if again { Failure::Lost(message) } else { Failure::Error { code, message } });
+    }
+    if let Some(result) = line.result {
+        return Ok(Some(Frame::Result(result)));
+    }
+    match (line.method, line.params) {
+        (Some("session.event"), Some(params)) => Ok(Some(Frame::Event(parse(params.get().as_bytes())?))),
+        (_, _) => Ok(None),
+    }
+}
+
+async fn document<T: serde::de::DeserializeOwned>(request: RequestBuilder) -> Result<T, Failure> {
+    let response = accepted(request.timeout(ANSWER_LIMIT).send().await?).await?;
+    parse(&response.bytes().await?)
+}
+
+async fn accepted(response: reqwest::Response) -> Result<reqwest::Response, Failure> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Problem {
+        r#type: String,
+        detail: String,
+    }
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let problem: Problem = parse(&response.bytes().await?).unwrap_or_default();
+    if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT) {
+        return Err(Failure::Lost(format!("the server answered {}", status.as_u16())));
+    }
+    Err(Failure::Refused { status: status.as_u16(), kind: problem.r#type, detail: problem.detail })
+}
+
+fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(json).map_err(|error| Failure::Unreadable(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn frames(chunks: &[&str]) -> Frames {
+        let chunks: Vec<_> = chunks.iter().map(|chunk| Ok(bytes::Bytes::from((*chunk).to_owned()))).collect();
+        Frames { stream: futures_util::stream::iter(chunks).boxed(), buffer: BytesMut::new(), searched: 0 }
+    }
+
+    #[tokio::test]
+    async fn frames_are_put_together_from_any_chunks() {
+        let event = r#"{"jsonrpc":"2.0","method":"session.event","params":{"id":"evt_1","session_id":"ses_1","client_key_id":null,"event_type":"x","payload":{"n":1.10},"created_at":"t"}}"#;
+        let (front, back) = event.split_at(30);
+        let mut frames = frames(&[
+            "\n",
+            front,
+            back,
+            "\n\n{\"jsonrpc\":\"2.0\",\"method\":\"other\"}\n{\"id\":1,\"result\"",
+            ":{}}\n",
+        ]);
+        match frames.next().await.unwrap() {
+            Frame::Event(event) => assert_eq!((event.id.as_str(), event.raw_payload()), ("evt_1", r#"{"n":1.10}"#)),
+            Frame::Result(result) => panic!("{result}"),
+        }
+        assert!(matches!(frames.next().await.unwrap(), Frame::Result(_)));
+        assert!(matches!(frames.next().await.unwrap_err(), Failure::Lost(_)));
+    }
+
+    #[tokio::test]
+    async fn a_cut_frame_is_lost() {
+        assert!(matches!(frames(&["{\"id\":1,\"res"]).next().await.unwrap_err(), Failure::Lost(_)));
+    }
+
+    #[test]
+    fn errors_say_whether_to_come_again() {
+        let again = r#"{"id":1,"error":{"code":-32603,"message":"Internal error","data":{"retryable":true}}}"#;
+        assert!(matches!(read(again.as_bytes()), Err(Failure::Lost(_))));
+        let lagged = r#"{"error":{"code":-32000,"message":"lagged; reconnect with since_event_id"}}"#;
+        assert!(matches!(read(lagged.as_bytes()), Err(Failure::Lost(_))));
+        let refused = r#"{"id":1,"error":{"code":-32603,"message":"Internal error"}}"#;
+        assert!(matches!(read(refused.as_bytes()), Err(Failure::Error { code: -32603, .. })));
+    }
+}

@@ -1,0 +1,133 @@
+//! The command line: one program, its roles as subcommands.
+//!
+//! Exit codes: 0; 1 for what failed; 2 for what was asked for wrongly. Both failures say in one line what to change.
+
+mod admin;
+mod dev;
+mod serve;
+mod signals;
+#[cfg(test)]
+mod tests;
+
+use crate::config::Usage;
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Durable, multi-client sessions with language models.
+#[derive(Parser)]
+#[command(name = "baesrv", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve the client port and the admin port.
+    Serve(serve::Args),
+    /// Bring the database's schema up to date and exit.
+    Migrate(serve::MigrateArgs),
+    /// Serve from this folder with nothing else: a model, a profile and a key are made at the first start.
+    Dev(dev::Args),
+    /// Talk to a server from this terminal.
+    Chat(crate::chat::Args),
+    /// Manage a server over its admin port.
+    Admin(admin::Args),
+}
+
+/// Why the program ends without success.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// It was asked for wrongly: exit 2.
+    #[error(transparent)]
+    Usage(#[from] Usage),
+    /// It failed: exit 1.
+    #[error("{0}")]
+    Runtime(String),
+}
+
+impl From<coordinator::Error> for Failure {
+    fn from(error: coordinator::Error) -> Self {
+        Failure::Runtime(format!("{:#}", anyhow::Error::new(error)))
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Failure::Runtime(format!("{error:#}"))
+    }
+}
+
+/// Runs the program with these arguments, its name first.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let program = arguments.first().map_or_else(|| "baesrv".into(), |name| name.to_string_lossy().into_owned());
+    let command = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli.command,
+        Err(error) => return refuse(&error),
+    };
+    // Before the first TLS connection. Already installed is as good.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&Failure::Runtime(format!("cannot start threads: {error}"))),
+    };
+    let done = runtime.block_on(Box::pin(run(command, program)));
+    // Standard input may be read by a thread that nothing can wake.
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => fail(&failure),
+    }
+}
+
+async fn run(command: Command, program: String) -> Result<(), Failure> {
+    match command {
+        Command::Serve(args) => serve::serve(args).await,
+        Command::Migrate(args) => serve::migrate(args).await,
+        Command::Dev(args) => dev::dev(args, &program).await,
+        Command::Chat(args) => Ok(crate::chat::run(args).await?),
+        Command::Admin(args) => admin::run(args).await,
+    }
+}
+
+fn fail(failure: &Failure) -> ExitCode {
+    let line = failure.to_string();
+    eprintln!("baesrv: {}", line.lines().map(str::trim).collect::<Vec<_>>().join(" "));
+    match failure {
+        Failure::Usage(_) => ExitCode::from(2),
+        Failure::Runtime(_) => ExitCode::from(1),
+    }
+}
+
+/// Help as it is; a mistake as one line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            print(&error.render().to_string());
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            eprint!("{}", error.render());
+            ExitCode::from(2)
+        }
+        _ => fail(&Failure::Usage(Usage::new(usage_line(error)))),
+    }
+}
+
+fn usage_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let what = text.split("\n\nUsage:").next().unwrap_or_default();
+    let what = what.split("\n\nFor more information").next().unwrap_or_default();
+    let line = what.trim_start_matches("error:").split_whitespace().collect::<Vec<_>>().join(" ");
+    format!("{line}; --help shows what can be given")
+}
+
+/// Writes to standard output. A reader that has gone (`| head`) is no failure.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,194 @@
+//! `baesrv dev`: everything from one folder, with no other server and no API key.
+//!
+//! The first start makes the admin key, a profile and a client key; later ones use them again. The model is the built-in one
+//! unless the environment holds a vendor's key.
+
+mod account;
+mod banner;
+
+use super::serve::{bind, given};
+use super::{Failure, print, signals};
+use crate::admin::key;
+use crate::app;
+use crate::config::{Config, Environment, Flags, Process, Provider, Usage, default_base_url};
+use crate::logging;
+use coordinator::Db;
+use coordinator::accounts::Accounts;
+use engine::provider::{Entry, Wire};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Flags of `dev`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Where the database and the keys are kept
+    #[arg(long, value_name = "DIR", default_value = DATA)]
+    data: PathBuf,
+    /// The client port [BAE_ADDR; default 127.0.0.1:8080]
+    #[arg(long, value_name = "IP:PORT")]
+    addr: Option<String>,
+    /// The admin port [BAE_ADMIN_ADDR; default 127.0.0.1:8081]
+    #[arg(long, value_name = "IP:PORT")]
+    admin_addr: Option<String>,
+    /// A configuration file, for MCP servers and more providers [BAE_CONFIG]
+    #[arg(long, value_name = "PATH")]
+    config: Option<String>,
+    /// The vendor's model, with ANTHROPIC_API_KEY or OPENAI_API_KEY set
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// What is logged [BAE_LOG; default warn]
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+const DATA: &str = ".bae";
+const ADDR: &str = "127.0.0.1:8080";
+
+/// The models that the profile may have been pointed to by an earlier start.
+const MODELS: [&str; 3] = [DEMO, "anthropic", "openai"];
+const DEMO: &str = "demo";
+
+/// A vendor whose key may be in the environment.
+struct Vendor {
+    name: &'static str,
+    wire: Wire,
+    variable: &'static str,
+    model: &'static str,
+}
+
+const VENDORS: [Vendor; 2] = [
+    Vendor { name: "anthropic", wire: Wire::Anthropic, variable: "ANTHROPIC_API_KEY", model: "claude-sonnet-4-6" },
+    Vendor { name: "openai", wire: Wire::OpenAi, variable: "OPENAI_API_KEY", model: "gpt-4.1" },
+];
+
+pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
+    let environment: Arc<dyn Environment> = Arc::new(Process);
+    let vendor = VENDORS.iter().find(|vendor| environment.get(vendor.variable).is_some_and(|key| !key.is_empty()));
+    if args.model.is_some() && vendor.is_none() {
+        return Err(Usage::new("--model needs a vendor's key: set ANTHROPIC_API_KEY or OPENAI_API_KEY").into());
+    }
+    let mut config = Config::load(&flags(&args, environment.as_ref())?, environment)?;
+    logging::start(&config);
+    let stop = signals::stop()?;
+    private_folder(&args.data)?;
+    let ports = bind(&config).await?;
+    let addresses = banner::Addresses::of(&ports)?;
+    let db = open(&config.database).await?;
+    let accounts = Accounts::new(db.clone());
+    key::prepare(&config, &accounts).await.map_err(|error| Failure::Runtime(error.to_string()))?;
+
+    let demo_stop = CancellationToken::new();
+    let (provider, demo) = match vendor {
+        Some(vendor) => (vendor.provider(args.model), None),
+        None => {
+            let (provider, listener) = demo(&args.data).await?;
+            (provider, Some(tokio::spawn(crate::demo::serve(listener, demo_stop.clone()))))
+        }
+    };
+    let (model, name) = (provider.entry.model.clone(), provider.entry.name.clone());
+    // An entry of that name in the file is meant.
+    if config.provider(&name).is_none() {
+        config.providers.push(provider);
+    }
+    let mcp_servers = config.mcp_servers.iter().map(|server| server.name.clone()).collect();
+    let client_key = account::prepare(&accounts, &args.data.join("client.key"), &name, mcp_servers).await?;
+    // The database closes when nobody holds it any more.
+    drop(accounts);
+
+    print(&banner::text(&banner::Scene {
+        addresses,
+        data: &args.data,
+        admin_key: &config.admin_key,
+        model: vendor.map(|_| model.as_str()),
+        client_key: &client_key,
+        program,
+    }));
+    let served = Box::pin(app::run(config, db, ports, stop)).await;
+    // The model goes last: turns that end after the stop still need it.
+    demo_stop.cancel();
+    if let Some(demo) = demo {
+        let _ = demo.await;
+    }
+    Ok(served?)
+}
+
+fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
+    let data = args.data.to_str().ok_or_else(|| Usage::new("--data must be a path in UTF-8"))?;
+    let or = |flag: &Option<String>, variable: &str, default: &str| {
+        let set = || environment.get(variable).filter(|text| !text.is_empty());
+        Some(flag.clone().or_else(set).unwrap_or_else(|| default.to_owned()))
+    };
+    // What belongs to the folder does not follow the environment of some other server.
+    let file = |name: &str| Some(Path::new(data).join(name).display().to_string());
+    let values = given([
+        ("addr", or(&args.addr, "BAE_ADDR", ADDR)),
+        ("admin_addr", or(&args.admin_addr, "BAE_ADMIN_ADDR", "127.0.0.1:8081")),
+        ("log", or(&args.log, "BAE_LOG", "warn")),
+        ("config", args.config.clone()),
+        ("database_url", file("bae.db").map(|path| format!("sqlite:{path}"))),
+        ("admin_key_file", file("admin.key")),
+    ]);
+    Ok(Flags { values, ..Flags::default() })
+}
+
+async fn open(path: &Path) -> Result<Db, Failure> {
+    Db::open(path).await.map_err(|error| match error {
+        // The advice is for `serve`; here the folder decides.
+        coordinator::Error::Unusable(text) => {
+            Failure::Runtime(text.replace("point BAE_DATABASE_URL at another file", "give --data another folder"))
+        }
+        error => error.into(),
+    })
+}
+
+/// Makes the data folder, if it is missing, for its owner alone: conversations are in it.
+fn private_folder(path: &Path) -> Result<(), Failure> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| {
+        Failure::Runtime(format!("cannot make the folder {}: {error}; give --data another", path.display()))
+    })
+}
+
+impl Vendor {
+    fn provider(&self, model: Option<String>) -> Provider {
+        let entry = Entry {
+            name: self.name.to_owned(),
+            wire: self.wire,
+            base_url: default_base_url(self.wire).to_owned(),
+            model: model.unwrap_or_else(|| self.model.to_owned()),
+            max_tokens: 4096,
+        };
+        Provider {
+            entry,
+            auth_token: format!("${{{}}}", self.variable).into(),
+            timeout: Duration::from_secs(600),
+            max_retries: 2,
+        }
+    }
+}
+
+/// The built-in model, on a port of its own: the one of the last start where that is free, because a turn that was
+/// interrupted asks again where it had asked.
+async fn demo(data: &Path) -> Result<(Provider, TcpListener), Failure> {
+    let refuse = |error| Failure::Runtime(format!("cannot listen on a loopback port for the demo model: {error}"));
+    let remembered = data.join("demo.port");
+    let port = std::fs::read_to_string(&remembered).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let listener = match TcpListener::bind(("127.0.0.1", port)).await {
+        Err(_) if port != 0 => TcpListener::bind(("127.0.0.1", 0)).await.map_err(refuse)?,
+        listener => listener.map_err(refuse)?,
+    };
+    let addr = listener.local_addr().map_err(refuse)?;
+    std::fs::write(&remembered, addr.port().to_string()).map_err(refuse)?;
+    let entry = Entry {
+        name: DEMO.to_owned(),
+        wire: Wire::Anthropic,
+        base_url: format!("http://{addr}"),
+        model: DEMO.to_owned(),
+        max_tokens: 4096,
+    };
+    Ok((Provider { entry, auth_token: "none".into(), timeout: Duration::from_secs(600), max_retries: 2 }, listener))
+}

@@ -1,0 +1,125 @@
+//! `baesrv serve` and `baesrv migrate`.
+
+use super::{Failure, signals};
+use crate::admin::key;
+use crate::app::{self, Ports};
+use crate::config::{Config, Flags, Process, Usage};
+use crate::logging;
+use coordinator::Db;
+use coordinator::accounts::Accounts;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+/// Flags of `serve`. Everything else is set in the environment or the configuration file.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// The client port [BAE_ADDR; default 0.0.0.0:8080]
+    #[arg(long, value_name = "IP:PORT")]
+    addr: Option<String>,
+    /// The admin port [BAE_ADMIN_ADDR; default 127.0.0.1:8081]
+    #[arg(long, value_name = "IP:PORT")]
+    admin_addr: Option<String>,
+    /// Where a made admin key is written [BAE_ADMIN_KEY_FILE; default admin.key beside the database]
+    #[arg(long, value_name = "PATH")]
+    admin_key_file: Option<String>,
+    /// Make a new admin key, write it to the file and forget the old one
+    #[arg(long)]
+    rotate_admin_key: bool,
+    /// Let everybody who reaches the admin port in
+    #[arg(long)]
+    dangerously_disable_admin_auth: bool,
+}
+
+/// Flags of `migrate`.
+#[derive(clap::Args)]
+pub(super) struct MigrateArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct Common {
+    /// The configuration file, TOML [BAE_CONFIG]
+    #[arg(long, value_name = "PATH")]
+    config: Option<String>,
+    /// The database, sqlite:PATH [BAE_DATABASE_URL; default sqlite:bae.db]
+    #[arg(long, value_name = "URL")]
+    database_url: Option<String>,
+    /// What is logged [BAE_LOG; default info]
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+    /// text or json [BAE_LOG_FORMAT; default text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+}
+
+impl Common {
+    fn flags(self) -> Flags {
+        let values = [
+            ("config", self.config),
+            ("database_url", self.database_url),
+            ("log", self.log),
+            ("log_format", self.log_format),
+        ];
+        Flags { values: given(values), ..Flags::default() }
+    }
+}
+
+/// The flags that were given.
+pub(super) fn given(
+    values: impl IntoIterator<Item = (&'static str, Option<String>)>,
+) -> std::collections::BTreeMap<&'static str, String> {
+    values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+impl Args {
+    fn flags(self) -> Flags {
+        let mut flags = self.common.flags();
+        flags.values.extend(given([
+            ("addr", self.addr),
+            ("admin_addr", self.admin_addr),
+            ("admin_key_file", self.admin_key_file),
+        ]));
+        flags.rotate_admin_key = self.rotate_admin_key;
+        flags.disable_admin_auth = self.dangerously_disable_admin_auth;
+        flags
+    }
+}
+
+pub(super) async fn serve(args: Args) -> Result<(), Failure> {
+    let config = Config::load(&args.flags(), Arc::new(Process))?;
+    logging::start(&config);
+    let stop = signals::stop()?;
+    let ports = bind(&config).await?;
+    let db = Db::open(&config.database).await?;
+    key::prepare(&config, &Accounts::new(db.clone())).await.map_err(|error| Failure::Runtime(error.to_string()))?;
+    Ok(Box::pin(app::run(config, db, ports, stop)).await?)
+}
+
+pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
+    let config = Config::load(&args.common.flags(), Arc::new(Process))?;
+    logging::start(&config);
+    let db = Db::open(&config.database).await?;
+    db.close().await;
+    tracing::info!(database = %config.database.display(), "the schema is up to date");
+    Ok(())
+}
+
+/// Takes both ports.
+pub(super) async fn bind(config: &Config) -> Result<Ports, Failure> {
+    if config.addr == config.admin_addr && config.addr.port() != 0 {
+        let text = format!("both ports are {}; give --admin-addr another", config.addr);
+        return Err(Usage::new(text).into());
+    }
+    Ok(Ports { client: listen(config.addr, "--addr").await?, admin: listen(config.admin_addr, "--admin-addr").await? })
+}
+
+async fn listen(addr: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
+    let refuse = |error| {
+        Failure::Runtime(format!("cannot listen on {addr}: {error}; stop what uses it, or give {flag} another"))
+    };
+    TcpListener::bind(addr).await.map_err(refuse)
+}

@@ -1,0 +1,319 @@
+//! The configuration: flag over environment over file over default. The only place that reads the environment.
+//!
+//! Parsing is pure: flags, environment and file text go in, a checked [`Config`] or one line that says what to change comes out.
+//! Each setting of [`Config`] without a remark of its own can be given as a flag, as `BAE_<NAME>`, and as `<name>` in the
+//! file's `[server]` table.
+
+mod file;
+mod placeholder;
+mod registry;
+mod source;
+mod telemetry;
+#[cfg(test)]
+mod tests;
+
+pub use placeholder::{Unresolved, resolve};
+pub use registry::{Provider, default_base_url};
+pub use source::{Environment, Flags, Process};
+pub use telemetry::{METRICS, Telemetry};
+
+use crate::mcp::{Resolve, ServerConfig};
+use crate::secret::Kind;
+use secrecy::{ExposeSecret, SecretString};
+use source::Settings;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A mistake of whoever started the program, as one line that says what to change. Exit code 2.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(String);
+
+impl Usage {
+    /// Lines are joined.
+    pub fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self(if text.contains('\n') { text.split_whitespace().collect::<Vec<_>>().join(" ") } else { text })
+    }
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Whether the admin port asks for the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminAuth {
+    /// It does.
+    Required,
+    /// `--dangerously-disable-admin-auth`: it does not.
+    Disabled,
+}
+
+/// Where the admin key comes from.
+#[derive(Debug, Clone)]
+pub enum AdminKey {
+    /// `BAE_ADMIN_KEY` holds it.
+    Supplied(SecretString),
+    /// Made at the first start and written to the file.
+    Made,
+    /// `--rotate-admin-key`: made anew and written to the file.
+    Rotated,
+}
+
+/// Everything that can be set.
+#[derive(Clone)]
+pub struct Config {
+    /// `BAE_ADDR`, `--addr`: the client port. Default `0.0.0.0:8080`.
+    pub addr: SocketAddr,
+    /// `BAE_ADMIN_ADDR`, `--admin-addr`: the admin port. Default `127.0.0.1:8081`; another address than loopback is refused
+    /// unless `BAE_ADMIN_ALLOW_REMOTE=1`.
+    pub admin_addr: SocketAddr,
+    /// `--dangerously-disable-admin-auth`, off.
+    pub admin_auth: AdminAuth,
+    /// `BAE_ADMIN_KEY`, `--rotate-admin-key`.
+    pub admin_key: AdminKey,
+    /// `BAE_ADMIN_KEY_FILE`, `--admin-key-file`: where a made admin key is written. Default `admin.key` beside the database.
+    pub admin_key_file: PathBuf,
+    /// `BAE_DATABASE_URL`, `--database-url`: the SQLite file. Default `sqlite:bae.db`.
+    pub database: PathBuf,
+    /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
+    pub log: String,
+    /// `BAE_LOG_FORMAT`, `--log-format`: `text` or `json`. Default `text`.
+    pub log_format: LogFormat,
+    /// `BAE_OTEL_LOG`: which spans are exported, as a filter. Default `info`.
+    pub otel_log: String,
+    /// `BAE_SHUTDOWN_TIMEOUT`: seconds that running turns have to end after a stop signal. Default 30.
+    pub shutdown_timeout: Duration,
+    /// `BAE_TURN_TIMEOUT`: seconds that a paused turn waits for its client. Default 120.
+    pub turn_timeout: Duration,
+    /// `BAE_MAX_TURN_ITERATIONS`: provider round trips of one turn. Default 8.
+    pub max_turn_iterations: u32,
+    /// `BAE_MAX_QUEUED_CALLS`: calls that may wait in one session. Default 1000.
+    pub max_queued_calls: u32,
+    /// `BAE_MAX_BODY`: bytes of one request's body. Default 33554432 (32 MiB).
+    pub max_body: usize,
+    /// `BAE_STREAM_KEEPALIVE`: seconds of silence after which a stream gets an empty line. Default 0: never.
+    pub stream_keepalive: Option<Duration>,
+    /// `BAE_FORWARD_CLIENT_EVENTS`: whether subscriptions show the clients' own events unless they ask otherwise. Default 0.
+    pub forward_client_events: bool,
+    /// `BAE_SUBAGENT_TIMEOUT`: seconds that a subagent may run. Default 600.
+    pub subagent_timeout: Duration,
+    /// `BAE_MAX_SUBAGENTS_PER_SESSION`: subagents that run in one session at once. Default 8.
+    pub max_subagents_per_session: u32,
+    /// `BAE_MCP_IDLE`: seconds after which an unused connection to an MCP server is closed. Default 1800.
+    pub mcp_idle: Duration,
+    /// `[[providers.entries]]`, in the order of the file.
+    pub providers: Vec<Provider>,
+    /// `[[mcp.servers]]`, in the order of the file.
+    pub mcp_servers: Vec<ServerConfig>,
+    /// `[telemetry]`.
+    pub telemetry: Telemetry,
+    /// Where `${NAME}` is looked up.
+    pub environment: Arc<dyn Environment>,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config").field("addr", &self.addr).field("admin_addr", &self.admin_addr).finish_non_exhaustive()
+    }
+}
+
+/// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
+const SETTINGS: [&str; 20] = [
+    "addr",
+    "admin_addr",
+    "admin_allow_remote",
+    "admin_key_file",
+    "database_url",
+    "redis_url",
+    "log",
+    "log_format",
+    "otel_log",
+    "shutdown_timeout",
+    "turn_timeout",
+    "max_turn_iterations",
+    "max_queued_calls",
+    "max_body",
+    "stream_keepalive",
+    "forward_client_events",
+    "sandbox_driver",
+    "subagent_timeout",
+    "max_subagents_per_session",
+    "mcp_idle",
+];
+
+impl Config {
+    /// Reads the file that `--config` or `BAE_CONFIG` names, and builds.
+    ///
+    /// # Errors
+    /// What to change.
+    pub fn load(flags: &Flags, environment: Arc<dyn Environment>) -> Result<Self, Usage> {
+        let none = BTreeMap::new();
+        let named = Settings { flags, environment: environment.as_ref(), file: &none }.text("config");
+        let text = named.map(|path| file::read(Path::new(&path))).transpose()?.unwrap_or_default();
+        Self::build(flags, environment, &text)
+    }
+
+    /// Builds from flags, environment and the file's text.
+    ///
+    /// # Errors
+    /// What to change.
+    pub fn build(flags: &Flags, environment: Arc<dyn Environment>, file: &str) -> Result<Self, Usage> {
+        let file = file::parse(file)?;
+        let mut table = BTreeMap::new();
+        for (name, value) in &file.server {
+            if !SETTINGS.contains(&name.as_str()) {
+                return Err(Usage::new(format!("[server] {name}: there is no such setting; remove it")));
+            }
+            table.insert(name.clone(), value.text());
+        }
+        let settings = Settings { flags, environment: environment.as_ref(), file: &table };
+        let database = database(&settings)?;
+        absent(&settings)?;
+        let beside = database.with_file_name("admin.key");
+        Ok(Self {
+            addr: settings.parsed("addr", ADDRESS, address)?.unwrap_or_else(|| ([0, 0, 0, 0], 8080).into()),
+            admin_addr: admin_addr(&settings)?,
+            admin_auth: if flags.disable_admin_auth { AdminAuth::Disabled } else { AdminAuth::Required },
+            admin_key: admin_key(&settings)?,
+            admin_key_file: settings.text("admin_key_file").map_or(beside, PathBuf::from),
+            database,
+            log: filter(&settings, "log")?,
+            log_format: settings.parsed("log_format", "text or json", log_format)?.unwrap_or(LogFormat::Text),
+            otel_log: filter(&settings, "otel_log")?,
+            shutdown_timeout: settings.seconds_or_zero("shutdown_timeout", 30)?,
+            turn_timeout: settings.seconds("turn_timeout", 120)?,
+            max_turn_iterations: settings.count("max_turn_iterations", 8)?,
+            max_queued_calls: settings.count("max_queued_calls", 1000)?,
+            max_body: settings.count("max_body", 32 << 20)? as usize,
+            stream_keepalive: Some(settings.seconds_or_zero("stream_keepalive", 0)?).filter(|time| !time.is_zero()),
+            forward_client_events: settings.switch("forward_client_events")?,
+            subagent_timeout: settings.seconds("subagent_timeout", 600)?,
+            max_subagents_per_session: settings.count("max_subagents_per_session", 8)?,
+            mcp_idle: settings.seconds("mcp_idle", 1800)?,
+            providers: file.providers.check()?,
+            mcp_servers: file.mcp.check()?,
+            telemetry: file.telemetry.check()?,
+            environment,
+        })
+    }
+
+    /// A configured secret, put together for its use just now.
+    ///
+    /// # Errors
+    /// When a variable that it names is not set.
+    pub fn resolve(&self, secret: &SecretString) -> Result<SecretString, Unresolved> {
+        resolve(secret.expose_secret(), self.environment.as_ref())
+    }
+
+    /// [`Config::resolve`] as a function of its own, for those who make connections later. Its error holds no value.
+    pub fn resolver(&self) -> Resolve {
+        let environment = self.environment.clone();
+        Arc::new(move |text| resolve(text, environment.as_ref()).map_err(|error| error.to_string()))
+    }
+
+    /// The provider of that name.
+    pub fn provider(&self, name: &str) -> Option<&Provider> {
+        self.providers.iter().find(|provider| provider.entry.name == name)
+    }
+}
+
+const ADDRESS: &str = "IP:PORT, like 127.0.0.1:8080";
+
+fn address(text: &str) -> Option<SocketAddr> {
+    match text.strip_prefix("localhost:") {
+        Some(port) => port.parse().ok().map(|port: u16| ([127, 0, 0, 1], port).into()),
+        None => text.parse().ok(),
+    }
+}
+
+fn admin_addr(settings: &Settings<'_>) -> Result<SocketAddr, Usage> {
+    let addr = settings.parsed("admin_addr", ADDRESS, address)?.unwrap_or_else(|| ([127, 0, 0, 1], 8081).into());
+    if !addr.ip().to_canonical().is_loopback() && !settings.switch("admin_allow_remote")? {
+        return Err(Usage::new(format!(
+            "the admin port must not be reachable from elsewhere, and {addr} may be; use a loopback address, or set \
+             BAE_ADMIN_ALLOW_REMOTE=1 if the network keeps strangers out"
+        )));
+    }
+    Ok(addr)
+}
+
+fn admin_key(settings: &Settings<'_>) -> Result<AdminKey, Usage> {
+    let flags = settings.flags;
+    if flags.rotate_admin_key && flags.disable_admin_auth {
+        return Err(Usage::new(
+            "--rotate-admin-key and --dangerously-disable-admin-auth exclude each other; drop one of them",
+        ));
+    }
+    let supplied = settings.environment.get("BAE_ADMIN_KEY").filter(|text| !text.is_empty());
+    match supplied {
+        Some(_) if flags.rotate_admin_key => Err(Usage::new(
+            "--rotate-admin-key makes a new key, but BAE_ADMIN_KEY supplies one; change BAE_ADMIN_KEY instead, or unset it",
+        )),
+        Some(key) if !Kind::Admin.matches(key.trim()) => Err(Usage::new(
+            "BAE_ADMIN_KEY must be bae_admin_ and 48 digits of lower-case hex; make one with: \
+             echo bae_admin_$(openssl rand -hex 24)",
+        )),
+        Some(key) => Ok(AdminKey::Supplied(key.trim().into())),
+        None if flags.rotate_admin_key => Ok(AdminKey::Rotated),
+        None => Ok(AdminKey::Made),
+    }
+}
+
+fn database(settings: &Settings<'_>) -> Result<PathBuf, Usage> {
+    let Some(given) = settings.given("database_url") else { return Ok("bae.db".into()) };
+    let url = given.text.trim();
+    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+        return Err(given.refuse("names a Postgres database, which this version cannot use yet; write sqlite:PATH"));
+    }
+    let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
+    match path {
+        None | Some("") => Err(given.refuse("must be sqlite:PATH, like sqlite:bae.db")),
+        Some(path) if path.contains(":memory:") => {
+            Err(given.refuse("must name a file: sessions have to survive a restart; write sqlite:PATH"))
+        }
+        Some(path) if path.contains('?') => {
+            Err(given.refuse("must be sqlite:PATH without parameters; drop the ? part"))
+        }
+        Some(path) => Ok(path.into()),
+    }
+}
+
+/// What the contract knows and this version does not have: refused, for nobody should believe that it works.
+fn absent(settings: &Settings<'_>) -> Result<(), Usage> {
+    if let Some(given) = settings.given("redis_url") {
+        return Err(given.refuse("is set, but this version runs as a single node without Redis; unset it"));
+    }
+    let Some(given) = settings.given("sandbox_driver") else { return Ok(()) };
+    match given.text.trim() {
+        "none" => Ok(()),
+        driver @ ("docker" | "kubernetes") => {
+            Err(given.refuse(format!("is {driver}, which this version does not have yet; set it to none")))
+        }
+        other => Err(given.refuse(format!("must be docker, kubernetes or none, not \"{other}\""))),
+    }
+}
+
+fn filter(settings: &Settings<'_>, name: &'static str) -> Result<String, Usage> {
+    let valid = |text: &str| tracing_subscriber::EnvFilter::try_new(text).ok().map(|_| text.to_owned());
+    let given = settings.parsed(name, "a log filter, like info or info,node=debug", valid)?;
+    Ok(given.unwrap_or_else(|| "info".to_owned()))
+}
+
+fn log_format(text: &str) -> Option<LogFormat> {
+    match text {
+        "text" => Some(LogFormat::Text),
+        "json" => Some(LogFormat::Json),
+        _ => None,
+    }
+}

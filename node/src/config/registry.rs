@@ -1,0 +1,186 @@
+//! The registries of the file: `[[providers.entries]]` and `[[mcp.servers]]`. Two name spaces; a profile refers to both.
+
+use super::Usage;
+use crate::mcp::{ServerConfig, Transport};
+use engine::provider::{Entry, Wire};
+use secrecy::SecretString;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A model that sessions can use.
+#[derive(Debug, Clone)]
+pub struct Provider {
+    /// What decisions need: name, wire format, effective URL, model, output budget.
+    pub entry: Entry,
+    /// Its key, with `${NAME}` unresolved.
+    pub auth_token: SecretString,
+    /// For one attempt with all its retries. Default 600 s.
+    pub timeout: Duration,
+    /// Retries of one attempt. Default 2.
+    pub max_retries: u32,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Providers {
+    entries: Vec<ProviderTable>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ProviderTable {
+    name: String,
+    provider: String,
+    base_url: Option<String>,
+    model: String,
+    auth_token: Option<String>,
+    max_tokens: Option<u32>,
+    timeout_secs: Option<f64>,
+    max_retries: Option<u32>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Mcp {
+    servers: Vec<ServerTable>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ServerTable {
+    name: String,
+    transport: String,
+    command: Option<String>,
+    args: Vec<String>,
+    env: BTreeMap<String, String>,
+    url: Option<String>,
+    headers: BTreeMap<String, String>,
+}
+
+/// The vendor's host, unless an entry names another.
+pub fn default_base_url(wire: Wire) -> &'static str {
+    match wire {
+        Wire::Anthropic => "https://api.anthropic.com",
+        Wire::OpenAi => "https://api.openai.com",
+    }
+}
+
+impl Providers {
+    pub(super) fn check(self) -> Result<Vec<Provider>, Usage> {
+        let names = names("[[providers.entries]]", self.entries.iter().map(|table| table.name.as_str()));
+        names?;
+        self.entries.into_iter().map(ProviderTable::check).collect()
+    }
+}
+
+impl ProviderTable {
+    fn check(self) -> Result<Provider, Usage> {
+        let name = self.name;
+        let refuse = |what: String| Usage::new(format!("provider \"{name}\": {what}"));
+        let wire = match self.provider.as_str() {
+            "anthropic" => Wire::Anthropic,
+            "openai" => Wire::OpenAi,
+            "" => return Err(refuse("provider is missing; set it to \"anthropic\" or \"openai\"".into())),
+            other => return Err(refuse(format!("unknown provider \"{other}\"; use \"anthropic\" or \"openai\""))),
+        };
+        if self.model.trim().is_empty() {
+            return Err(refuse("model is missing; name the model to ask for".into()));
+        }
+        let base_url = self.base_url.unwrap_or_else(|| default_base_url(wire).to_owned());
+        check_url(&base_url).map_err(|what| refuse(format!("base_url {what}")))?;
+        let auth_token = self.auth_token.ok_or_else(|| {
+            refuse("auth_token is missing; set it, best to an environment variable: auth_token = \"${NAME}\"".into())
+        })?;
+        let max_tokens = self.max_tokens.unwrap_or(4096);
+        if max_tokens == 0 {
+            return Err(refuse("max_tokens must be above 0".into()));
+        }
+        let timeout = Duration::try_from_secs_f64(self.timeout_secs.unwrap_or(600.0)).unwrap_or_default();
+        if timeout.is_zero() {
+            return Err(refuse("timeout_secs must be a number of seconds above 0".into()));
+        }
+        let max_retries = self.max_retries.unwrap_or(2);
+        Ok(Provider {
+            entry: Entry {
+                wire,
+                base_url: base_url.trim_end_matches('/').to_owned(),
+                model: self.model,
+                max_tokens,
+                name,
+            },
+            auth_token: auth_token.into(),
+            timeout,
+            max_retries,
+        })
+    }
+}
+
+impl Mcp {
+    pub(super) fn check(self) -> Result<Vec<ServerConfig>, Usage> {
+        names("[[mcp.servers]]", self.servers.iter().map(|table| table.name.as_str()))?;
+        self.servers.into_iter().map(ServerTable::check).collect()
+    }
+}
+
+impl ServerTable {
+    fn check(self) -> Result<ServerConfig, Usage> {
+        let ServerTable { name, transport, command, args, env, url, headers } = self;
+        let refuse = |what: String| Usage::new(format!("MCP server \"{name}\": {what}"));
+        let given = |value: Option<String>, key: &str| {
+            value
+                .filter(|text| !text.trim().is_empty())
+                .ok_or_else(|| refuse(format!("{key} is missing; transport \"{transport}\" needs it")))
+        };
+        let endpoint = || {
+            let url = given(url, "url")?;
+            check_url(&url).map_err(|what| refuse(format!("url {what}")))?;
+            let mut secret = BTreeMap::new();
+            for (header, value) in headers {
+                if http::HeaderName::try_from(&header).is_err() {
+                    return Err(refuse(format!("\"{header}\" in headers is not a header name")));
+                }
+                secret.insert(header, SecretString::from(value));
+            }
+            Ok((url, secret))
+        };
+        let transport = match transport.as_str() {
+            "stdio" => Transport::Stdio { command: given(command, "command")?, args, env },
+            "http" => endpoint().map(|(url, headers)| Transport::Http { url, headers })?,
+            "sse" => endpoint().map(|(url, headers)| Transport::Sse { url, headers })?,
+            "" => return Err(refuse("transport is missing; set it to \"stdio\", \"http\" or \"sse\"".into())),
+            other => {
+                return Err(refuse(format!("unknown transport \"{other}\"; use \"stdio\", \"http\" or \"sse\"")));
+            }
+        };
+        Ok(ServerConfig { name, transport })
+    }
+}
+
+/// Every table has a name, and no two have the same.
+fn names<'a>(tables: &str, names: impl Iterator<Item = &'a str>) -> Result<(), Usage> {
+    let mut seen = std::collections::BTreeSet::new();
+    for (index, name) in names.enumerate() {
+        if name.trim().is_empty() {
+            return Err(Usage::new(format!("{tables} number {}: name is missing or blank; give it one", index + 1)));
+        }
+        if !seen.insert(name) {
+            return Err(Usage::new(format!("{tables}: the name \"{name}\" is used twice; rename one")));
+        }
+    }
+    Ok(())
+}
+
+/// Fails with the rest of a sentence that begins with the name of the URL. The URL itself may hold a secret: it is not shown.
+pub(super) fn check_url(text: &str) -> Result<(), &'static str> {
+    let url = reqwest::Url::parse(text).map_err(|_| "is not a URL; write http://HOST or https://HOST")?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {
+        return Err("must begin with http:// or https:// and a host");
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(
+            "must not hold a user name or password, for it is shown to administrators and logged; use a header",
+        );
+    }
+    Ok(())
+}

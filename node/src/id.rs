@@ -1,0 +1,43 @@
+//! Ids in paths. A text that is no id cannot be the id of anything: 404.
+
+use crate::problem::Problem;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use engine::ids::{KeyId, ProfileId, SessionId};
+use std::str::FromStr;
+
+/// The id in a path with one parameter.
+#[derive(Debug, Clone, Copy)]
+pub struct Id<T>(pub T);
+
+/// What an id is of, for the text of a 404.
+pub trait Named: FromStr {
+    /// `session does not exist`
+    const ABSENT: &'static str;
+
+    /// The 404.
+    fn absent() -> Problem {
+        Problem::not_found(Self::ABSENT)
+    }
+}
+
+impl Named for SessionId {
+    const ABSENT: &'static str = "session does not exist";
+}
+
+impl Named for ProfileId {
+    const ABSENT: &'static str = "profile does not exist";
+}
+
+impl Named for KeyId {
+    const ABSENT: &'static str = "key does not exist";
+}
+
+impl<S: Send + Sync, T: Named> FromRequestParts<S> for Id<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| T::absent())?;
+        text.parse().map(Id).map_err(|_| T::absent())
+    }
+}

@@ -1,0 +1,182 @@
+//! Streamable HTTP: the transport of `rmcp` over a client that has bounds.
+//!
+//! A redirect is followed only within the origin and only where it keeps method and body; headers with secrets never reach
+//! another host. Every exchange ends with its connection, also in the phases in which the transport waits for an answer
+//! without looking at anything else. Errors never hold the URL, which may hold a key.
+
+use super::Settings;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{StatusCode, redirect};
+use rmcp::model::ClientJsonRpcMessage;
+use rmcp::transport::common::client_side_sse::ExponentialBackoff;
+use rmcp::transport::streamable_http_client::{
+    SseError, StreamableHttpClient, StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
+    StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
+};
+use sse_stream::Sse;
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// What the transport fails with.
+pub(super) type HttpError = StreamableHttpError<reqwest::Error>;
+
+const MAX_REDIRECTS: usize = 5;
+/// Of an error answer's body; it ends up in a text for the model.
+const MAX_ERROR_BODY: usize = 4 * 1024;
+
+/// The client for all servers, of both HTTP transports. It has no time limit of its own: connections and calls have.
+pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Error> {
+    let redirects = redirect::Policy::custom(|attempt| {
+        let keeps_body = matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+        let same_origin = attempt.previous().first().is_some_and(|first| first.origin() == attempt.url().origin());
+        if keeps_body && same_origin && attempt.previous().len() <= MAX_REDIRECTS {
+            attempt.follow()
+        } else {
+            attempt.stop()
+        }
+    });
+    reqwest::Client::builder()
+        .user_agent(concat!("baesrv/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(settings.connect_timeout)
+        .redirect(redirects)
+        // A kept connection whose last body was not read to its end stalls the next request; calls are rare.
+        .pool_max_idle_per_host(0)
+        .tcp_keepalive(Duration::from_secs(30))
+        .build()
+}
+
+/// What went wrong with a request, without its URL.
+pub(super) fn describe(error: &reqwest::Error) -> String {
+    // Only the outermost error prints the URL; the innermost is the one that says why.
+    let mut cause = error.source();
+    while let Some(inner) = cause.and_then(|cause| cause.source()) {
+        cause = Some(inner);
+    }
+    match cause {
+        Some(cause) if error.is_connect() => cause.to_string(),
+        Some(cause) => format!("the request failed: {cause}"),
+        None => "the request failed".to_owned(),
+    }
+}
+
+/// The transport of one connection, which ends when `stop` is cancelled.
+pub(super) fn transport(
+    client: &reqwest::Client,
+    url: &str,
+    headers: &HeaderMap,
+    settings: &Settings,
+    stop: CancellationToken,
+) -> StreamableHttpClientTransport<Bounded> {
+    let mut retry = ExponentialBackoff::default();
+    retry.max_times = Some(8);
+    retry.max_delay = Some(Duration::from_secs(30));
+    let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut config = StreamableHttpClientTransportConfig::with_uri(url)
+        .custom_headers(headers)
+        .max_sse_event_size(settings.max_message)
+        .max_json_response_size(settings.max_message)
+        .max_error_response_size(MAX_ERROR_BODY)
+        .reinit_on_expired_session(true);
+    config.retry_config = Arc::new(retry);
+    StreamableHttpClientTransport::with_client(Bounded { client: client.clone(), stop }, config)
+}
+
+/// The client of one connection.
+#[derive(Clone)]
+pub(super) struct Bounded {
+    client: reqwest::Client,
+    stop: CancellationToken,
+}
+
+impl Bounded {
+    async fn bounded<T>(&self, exchange: impl Future<Output = Result<T, HttpError>>) -> Result<T, HttpError> {
+        tokio::select! {
+            () = self.stop.cancelled() => Err(StreamableHttpError::TransportChannelClosed),
+            result = exchange => result.map_err(|error| match error {
+                StreamableHttpError::Client(error) => StreamableHttpError::Client(error.without_url()),
+                other => other,
+            }),
+        }
+    }
+
+    fn bounded_stream(&self, events: Events) -> Events {
+        events.take_until(self.stop.clone().cancelled_owned()).boxed()
+    }
+}
+
+type Events = BoxStream<'static, Result<Sse, SseError>>;
+
+impl StreamableHttpClient for Bounded {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, HttpError> {
+        let limits = StreamableHttpResponseLimits::default();
+        self.post_message_with_response_limits(uri, message, session, auth, headers, limits).await
+    }
+
+    async fn post_message_with_response_limits(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+        limits: StreamableHttpResponseLimits,
+    ) -> Result<StreamableHttpPostResponse, HttpError> {
+        let exchange = self.client.post_message_with_response_limits(uri, message, session, auth, headers, limits);
+        Ok(match self.bounded(exchange).await? {
+            StreamableHttpPostResponse::Sse(events, id) => {
+                StreamableHttpPostResponse::Sse(self.bounded_stream(events), id)
+            }
+            other => other,
+        })
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session: Arc<str>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), HttpError> {
+        // Part of the end of a connection, and bounded by the transport.
+        self.client.delete_session(uri, session, auth, headers).await
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<Events, HttpError> {
+        let limit = StreamableHttpResponseLimits::default().max_sse_event_size;
+        self.get_stream_with_max_sse_event_size(uri, session, last_event, auth, headers, limit).await
+    }
+
+    async fn get_stream_with_max_sse_event_size(
+        &self,
+        uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+        limit: usize,
+    ) -> Result<Events, HttpError> {
+        let exchange = self.client.get_stream_with_max_sse_event_size(uri, session, last_event, auth, headers, limit);
+        self.bounded(exchange).await.map(|events| self.bounded_stream(events))
+    }
+}

@@ -1,0 +1,71 @@
+//! Behaviour against real peers: HTTP servers in the process, and shell scripts as stdio servers.
+#![allow(clippy::unwrap_used)]
+
+mod http;
+mod peer;
+mod sse;
+mod stdio;
+
+use super::*;
+use secrecy::SecretString;
+use std::sync::Arc;
+use std::time::Instant;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn settings() -> Settings {
+    Settings { environment: vec![("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into())], ..Settings::default() }
+}
+
+fn mcp(settings: Settings) -> Mcp {
+    let resolve: Resolve = Arc::new(|value| match value {
+        "${GONE}" => Err("variable GONE is not set".to_owned()),
+        value => Ok(SecretString::from(value.replace("${KEY}", "k-1"))),
+    });
+    Mcp::new(settings, resolve).unwrap()
+}
+
+fn session(n: u8) -> SessionId {
+    SessionId([n; 16])
+}
+
+fn raw(text: &str) -> Raw {
+    engine::json::parse(text).unwrap()
+}
+
+/// Calls with that input and returns the answer's JSON.
+async fn ok(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str, input: &str) -> serde_json::Value {
+    match mcp.call(session, server, tool, &raw(input), None).await {
+        CallOutcome::Ok { result, .. } => serde_json::from_str(result.get()).unwrap(),
+        CallOutcome::Failed { error } => panic!("{tool} failed: {error}"),
+    }
+}
+
+/// The text of the first block.
+async fn text(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str) -> String {
+    ok(mcp, session, server, tool, "{}").await["content"][0]["text"].as_str().unwrap().to_owned()
+}
+
+async fn failure(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str) -> String {
+    match mcp.call(session, server, tool, &raw("{}"), None).await {
+        CallOutcome::Ok { result, .. } => panic!("{tool} answered {result}"),
+        CallOutcome::Failed { error } => error,
+    }
+}
+
+/// Waits for a condition; the last state is in the failure.
+async fn eventually<T: std::fmt::Debug>(what: &str, mut state: impl FnMut() -> T, holds: impl Fn(&T) -> bool) {
+    let start = Instant::now();
+    loop {
+        let last = state();
+        if holds(&last) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} did not come about; the last state is {last:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn names(offered: &[McpTool]) -> Vec<(&str, &str)> {
+    offered.iter().map(|tool| (tool.server.as_str(), tool.name.as_str())).collect()
+}

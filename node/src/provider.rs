@@ -1,0 +1,187 @@
+//! Provider attempts over HTTP: what the engine asked for goes out, what came back is fed to it.
+//!
+//! Transient faults are retried inside the attempt (companion 5.4), within the entry's own time. Secrets are resolved just
+//! before the call and are in no error. No redirects are followed: a key goes to the configured host alone.
+
+use crate::config::{Config, Environment, Provider, resolve};
+use backon::BackoffBuilder;
+use bytes::Bytes;
+use engine::json;
+use engine::provider::{Entry, Wire};
+use engine::request::Request;
+use engine::turn::Reply;
+use futures_util::StreamExt;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use secrecy::{ExposeSecret, SecretString};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+
+/// To reach a provider's host.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of an answer.
+const MAX_ANSWER: usize = 32 << 20;
+/// The first pause between retries, and the longest without a `retry-after`.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
+
+/// The configured providers.
+pub struct Providers {
+    http: reqwest::Client,
+    entries: HashMap<String, Provider>,
+    environment: Arc<dyn Environment>,
+}
+
+/// How one exchange failed.
+struct Fault {
+    reply: Reply,
+    /// Whether trying again may help, and how long the provider asked to wait.
+    retry: Option<Option<Duration>>,
+}
+
+impl Providers {
+    /// The registry of a configuration.
+    ///
+    /// # Errors
+    /// When there is no TLS.
+    pub fn new(config: &Config) -> Result<Self, reqwest::Error> {
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .tcp_nodelay(true)
+            .build()?;
+        let entries = config.providers.iter().map(|provider| (provider.entry.name.clone(), provider.clone())).collect();
+        Ok(Self { http, entries, environment: Arc::clone(&config.environment) })
+    }
+
+    /// The entry of that name.
+    pub fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(name).map(|provider| &provider.entry)
+    }
+
+    /// Makes an attempt, retries included. Always returns, within the entry's time.
+    pub async fn attempt(&self, request: &Request) -> Reply {
+        let Some(provider) = self.entries.get(&request.entry) else {
+            return failed(format!("the provider entry '{}' is not configured any more", request.entry));
+        };
+        let token = match resolve(provider.auth_token.expose_secret(), self.environment.as_ref()) {
+            Ok(token) => token,
+            Err(error) => return failed(error.to_string()),
+        };
+        let headers = match headers(request.wire, &token) {
+            Some(headers) => headers,
+            None => return failed("the auth_token cannot be sent in a header".into()),
+        };
+        let url = format!("{}{}", request.base_url, request.wire.path());
+        let body = Bytes::from(request.wire.body(request));
+        let deadline = Instant::now() + provider.timeout;
+        let mut pauses = backon::ExponentialBuilder::new()
+            .with_min_delay(BACKOFF.0)
+            .with_max_delay(BACKOFF.1)
+            .with_max_times(provider.max_retries as usize)
+            .with_jitter()
+            .build();
+        loop {
+            let exchange = tokio::time::timeout_at(deadline, self.exchange(&url, &headers, body.clone()));
+            let fault = match exchange.await {
+                Err(_) => return failed(format!("no answer within {} s", provider.timeout.as_secs())),
+                Ok(Ok(reply)) => return reply,
+                Ok(Err(fault)) => fault,
+            };
+            let (Some(asked), Some(pause)) = (fault.retry, pauses.next()) else { return fault.reply };
+            let pause = asked.unwrap_or_default().max(pause);
+            if Instant::now() + pause >= deadline {
+                return fault.reply;
+            }
+            tracing::debug!(entry = request.entry, status = fault.reply.status, "provider attempt is retried");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn exchange(&self, url: &str, headers: &HeaderMap, body: Bytes) -> Result<Reply, Fault> {
+        let response =
+            self.http.post(url).headers(headers.clone()).body(body).send().await.map_err(|e| lost(None, e))?;
+        let status = response.status();
+        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| wait(value, SystemTime::now()));
+        let mut bytes = Vec::new();
+        let mut chunks = response.bytes_stream();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(|error| lost(Some(status.as_u16()), error))?;
+            if bytes.len() + chunk.len() > MAX_ANSWER {
+                let error = format!("the answer is over {MAX_ANSWER} bytes");
+                let reply = Reply { status: Some(status.as_u16()), body: None, error: Some(error) };
+                return Err(Fault { reply, retry: None });
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        // Invalid UTF-8 is replaced visibly.
+        let body = json::read(String::from_utf8_lossy(&bytes).as_bytes()).ok();
+        if status.is_success() {
+            return Ok(Reply { status: Some(status.as_u16()), body, error: None });
+        }
+        let transient = matches!(status.as_u16(), 408 | 409 | 429 | 500..=599);
+        let reply = Reply { status: Some(status.as_u16()), body, error: Some(format!("HTTP {status}")) };
+        Err(Fault { reply, retry: transient.then_some(retry_after) })
+    }
+}
+
+fn failed(error: String) -> Reply {
+    Reply { status: None, body: None, error: Some(error) }
+}
+
+/// The connection did not hold.
+fn lost(status: Option<u16>, error: reqwest::Error) -> Fault {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    Fault { reply: Reply { status, body: None, error: Some(text) }, retry: Some(None) }
+}
+
+fn headers(wire: Wire, token: &SecretString) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let secret = |text: &str| {
+        let mut value = HeaderValue::from_str(text).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    };
+    match wire {
+        Wire::Anthropic => {
+            headers.insert("x-api-key", secret(token.expose_secret())?);
+            headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
+        }
+        Wire::OpenAi => {
+            headers.insert(reqwest::header::AUTHORIZATION, secret(&format!("Bearer {}", token.expose_secret()))?);
+        }
+    }
+    Some(headers)
+}
+
+/// What `retry-after` asks for: seconds, or a date.
+fn wait(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
+    let text = value.to_str().ok()?.trim();
+    match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => httpdate::parse_http_date(text).ok().map(|date| date.duration_since(now).unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_770);
+        let wait = |text: &'static str| wait(&HeaderValue::from_static(text), now);
+        assert_eq!(wait("3"), Some(Duration::from_secs(3)));
+        assert_eq!(wait("0.5"), Some(Duration::from_millis(500)));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::from_secs(7)));
+        assert_eq!(wait("-1"), None);
+        assert_eq!(wait("soon"), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! Sessions served by this node: one task for each that has something to do.
+//!
+//! The task owns the session (a lease, and an epoch from the database) and is the only writer of its turns. It outlives the
+//! clients' connections: a call that has started runs to its end whoever listens. It stops for a closing, a newer owner, or
+//! the node's end; the log says then what the next owner has to carry on.
+
+mod drive;
+mod owner;
+
+use crate::app::App;
+use coordinator::Error;
+use coordinator::local::Lease;
+use coordinator::log::State;
+use engine::ids::{EventId, KeyId, SessionId};
+use engine::rpc::RpcError;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+pub use drive::NO_SANDBOX_DRIVER;
+
+/// How long a closing waits for what runs.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often unfinished turns and closings without an owner are looked for.
+const SWEEP: Duration = Duration::from_secs(2);
+
+/// Serves every session that the coordinator hands over, until the node stops.
+pub async fn serve_all(app: Arc<App>, mut leases: mpsc::UnboundedReceiver<Lease>) {
+    loop {
+        tokio::select! {
+            biased;
+            () = app.stop.cancelled() => return,
+            lease = leases.recv() => {
+                let Some(lease) = lease else { return };
+                let app = Arc::clone(&app);
+                app.clone().tasks.spawn(async move { owner::serve(app, lease).await });
+            }
+        }
+    }
+}
+
+/// Looks for turns and closings that nobody serves, at once and then every two seconds: what a crash, or a database that was
+/// away, has left. Returns when the node stops.
+pub async fn sweep(app: Arc<App>) {
+    loop {
+        match app.log.unfinished().await {
+            Ok(sessions) => {
+                for (session, state) in sessions {
+                    match state {
+                        State::Open => app.local.adopt(session),
+                        State::Closing => finish_closing(&app, session),
+                        State::Closed | State::Error => {}
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(error = %error, "unfinished sessions could not be looked for"),
+        }
+        let pause = tokio::time::sleep(SWEEP);
+        if app.stop.run_until_cancelled(pause).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Closes a session: marks it, stops what runs, ends the log with `session.close` (architecture, I9). Goes on to its end
+/// whether or not the caller waits.
+///
+/// # Errors
+/// `NotOpen` when it is closed or failed already; the database's.
+pub async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason: &'static str) -> Result<(), Error> {
+    let app = Arc::clone(app);
+    let closing = app.clone().tasks.spawn(async move {
+        app.log.begin_close(session, by, reason).await?;
+        app.closing(session);
+        let closed = stop_and_close(&app, session).await;
+        app.closed(session);
+        closed
+    });
+    closing.await.unwrap_or(Err(Error::Unknown))
+}
+
+/// A closing whose node died is carried on.
+fn finish_closing(app: &Arc<App>, session: SessionId) {
+    if app.closing(session) {
+        let app = Arc::clone(app);
+        app.clone().tasks.spawn(async move {
+            if let Err(error) = stop_and_close(&app, session).await {
+                tracing::warn!(%session, error = %error, "a closing could not be finished; it is tried again");
+            }
+            app.closed(session);
+        });
+    }
+}
+
+async fn stop_and_close(app: &App, session: SessionId) -> Result<(), Error> {
+    let closed = RpcError::not_open(State::Closed.shown());
+    let stopped = async {
+        app.local.stop(session, &closed).await;
+        app.mcp.close(session).await;
+    };
+    if tokio::time::timeout(CLOSE_TIMEOUT, stopped).await.is_err() {
+        tracing::warn!(%session, "what ran in a session did not stop in time; it is closed all the same");
+    }
+    app.log.finish_close(session, EventId(coordinator::fresh_id())).await
+}
+
+/// What follows a key's revocation: its queued calls are dropped, its pauses count as expired, and a session with no other
+/// active key is closed (companion 10).
+///
+/// # Errors
+/// The database's.
+pub async fn key_revoked(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
+    app.local.drop_of(key, &RpcError::new(-32000, "the client key was revoked"));
+    app.revoke(key);
+    for (session, shared) in app.log.forsake(key).await? {
+        if shared {
+            app.local.wake(session);
+        } else {
+            match close(app, session, key, "client_key_revoked").await {
+                Ok(()) | Err(Error::NotOpen(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! Driving a call: a thin interpreter of what the engine says. Append, act, feed the answer back.
+
+use super::owner::{Owner, Pause, context, until};
+use coordinator::Error;
+use coordinator::local::Progress;
+use coordinator::log::{Append, CallRow, Next};
+use coordinator::queue::Call;
+use engine::event::Event;
+use engine::ids::CallId;
+use engine::round::Use;
+use engine::rpc::RpcError;
+use engine::turn::{After, Context, End, Gate, McpReply, Step, Then};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long an append of a running turn is repeated while the database is away. After it the turn waits in the log for
+/// whoever sweeps.
+const APPEND_PATIENCE: Duration = Duration::from_secs(30);
+/// Pauses between repetitions.
+const APPEND_RETRY: Duration = Duration::from_millis(200);
+/// What a node says that has no sandboxes.
+pub const NO_SANDBOX_DRIVER: &str = "no sandbox driver is configured";
+
+/// How serving a call ended, for the session.
+pub(super) enum Ended {
+    /// The next can go.
+    Served,
+    /// What is in memory may not be what the log says: take the session anew.
+    Reload,
+    /// The session is not ours any more, or the node stops.
+    Stop,
+}
+
+/// A call that is about to open, the gate it found, and its first step where that is made already.
+pub(super) struct Open {
+    pub call: Call,
+    pub gate: Gate,
+    pub first: Option<Step>,
+}
+
+/// What stopped an append.
+enum Stopped {
+    /// See [`Ended`].
+    Session(Ended),
+    /// A compaction's result could not be stored; everything else can go on.
+    Store,
+}
+
+impl Owner {
+    pub(super) async fn drive(&mut self, call: CallId, mut ctx: Context<'static>, open: Option<Open>) -> Ended {
+        let (mut opening, mut first) = match open {
+            Some(Open { call, gate, first }) => (Some((call, gate)), first),
+            None => (None, None),
+        };
+        loop {
+            let step = first.take().unwrap_or_else(|| self.turn.next(&ctx));
+            let Step { events, store, then } = step;
+            if !events.is_empty() || matches!(then, Then::End(_)) {
+                let append = Append {
+                    session: self.session,
+                    epoch: self.epoch,
+                    call,
+                    open: opening.as_ref().map(|(call, gate)| row_of(call, *gate)),
+                    events,
+                    chain: self.turn.chain().cloned(),
+                    next: self.next_of(&then),
+                };
+                match self.append(append, opening.as_ref(), store).await {
+                    Ok(committed) => {
+                        if let Some(first) = committed.first() {
+                            self.turn.committed(first.number);
+                        }
+                        if let Then::End(end) = then {
+                            return self.ended(call, &committed, end).await;
+                        }
+                        if opening.take().is_some() {
+                            self.lease.tell(call, Progress::Running);
+                        }
+                    }
+                    Err(Stopped::Session(ended)) => return ended,
+                    Err(Stopped::Store) => match self.app.log.fold(self.session).await {
+                        Ok(turn) => {
+                            self.turn = turn;
+                            first = Some(self.turn.store_failed(&ctx));
+                            continue;
+                        }
+                        Err(_) => return Ended::Reload,
+                    },
+                }
+            }
+            match then {
+                Then::Continue | Then::End(_) => {}
+                Then::Ask(request) => {
+                    let providers = Arc::clone(&self.app.providers);
+                    let Some(reply) = self.unless_stopped(call, providers.attempt(&request)).await else {
+                        return Ended::Stop;
+                    };
+                    self.turn.provider_answered(&ctx, reply);
+                }
+                Then::Mcp(one) => {
+                    let (app, session) = (Arc::clone(&self.app), self.session);
+                    let Some(reply) = self.unless_stopped(call, call_mcp(&app, session, &one)).await else {
+                        return Ended::Stop;
+                    };
+                    self.turn.mcp_answered(&ctx, reply);
+                    self.renew(&mut ctx).await;
+                }
+                Then::Launch(id, launch) => {
+                    self.turn.launched(&ctx, id, &launch, Err(NO_SANDBOX_DRIVER.to_owned()));
+                    self.renew(&mut ctx).await;
+                }
+            }
+        }
+    }
+
+    /// Declarations may have changed since the turn began: they count from the next provider call on.
+    async fn renew(&self, ctx: &mut Context<'static>) {
+        let Some(key) = self.turn.acting() else { return };
+        if let Ok(record) = self.app.log.record(self.session, key).await {
+            *ctx = context(&self.app, record);
+        }
+    }
+
+    /// Does an external act, unless the session is closed under it or the node's time is up.
+    async fn unless_stopped<T>(&self, call: CallId, act: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.lease.stop.cancelled() => {
+                self.lease.tell(call, Progress::Refused(RpcError::not_open("closed")));
+                None
+            }
+            () = self.app.halt.cancelled() => {
+                if let Err(error) = self.app.log.hand_over(self.session, self.epoch).await {
+                    tracing::warn!(session = %self.session, error = %error, "a running turn is left as if after a crash");
+                }
+                None
+            }
+            answer = act => Some(answer),
+        }
+    }
+
+    fn next_of(&self, then: &Then) -> Next {
+        match then {
+            Then::Continue | Then::Ask(_) | Then::Mcp(_) | Then::Launch(..) => Next::Running,
+            Then::End(End { outcome, session }) => match session {
+                After::Idle => Next::Idle(outcome.clone()),
+                After::Paused => Next::Paused(outcome.clone(), self.app.config.turn_timeout.as_millis() as i64),
+                After::Error => Next::Error(outcome.clone()),
+            },
+        }
+    }
+
+    async fn append(
+        &self,
+        append: Append,
+        opening: Option<&(Call, Gate)>,
+        store: bool,
+    ) -> Result<Vec<Arc<Event>>, Stopped> {
+        let call = append.call;
+        let patience = Instant::now() + APPEND_PATIENCE;
+        loop {
+            let error = match self.app.log.append(append.clone()).await {
+                Ok(events) => return Ok(events),
+                Err(error) => error,
+            };
+            let ended = match error {
+                Error::Fenced => {
+                    tracing::warn!(session = %self.session, "the session has a newer owner");
+                    Ended::Stop
+                }
+                Error::NotOpen(state) => {
+                    self.lease.tell(call, Progress::Refused(RpcError::not_open(state)));
+                    self.lease.refuse_all(&RpcError::not_open(state));
+                    Ended::Stop
+                }
+                // The gate is not as it seemed: the database's clock decides when a pause is over.
+                Error::Refused if opening.is_some() => {
+                    self.lease.unclaim();
+                    Ended::Reload
+                }
+                Error::Duplicate if opening.is_some() => {
+                    self.follow_winner(call, opening).await;
+                    Ended::Reload
+                }
+                Error::NotFound => {
+                    self.lease.tell(call, Progress::Refused(RpcError::new(-32000, "session no longer exists")));
+                    Ended::Stop
+                }
+                error => {
+                    tracing::error!(session = %self.session, error = ?error, "an append failed");
+                    if store {
+                        return Err(Stopped::Store);
+                    }
+                    let over = opening.is_some() || Instant::now() >= patience || self.app.halt.is_cancelled();
+                    if !over && !self.lease.stop.is_cancelled() {
+                        tokio::time::sleep(APPEND_RETRY).await;
+                        continue;
+                    }
+                    self.lease.tell(call, Progress::Refused(RpcError::internal()));
+                    Ended::Reload
+                }
+            };
+            return Err(Stopped::Session(ended));
+        }
+    }
+
+    /// Another call with the same idempotency key has started first: this one's callers follow it.
+    async fn follow_winner(&self, call: CallId, opening: Option<&(Call, Gate)>) {
+        let name =
+            opening.and_then(|(call, _)| call.idempotency.as_ref().map(|(name, digest)| (call.key, name, digest)));
+        let Some((key, name, digest)) = name else { return };
+        let progress = match self.app.log.call_by_key(self.session, key, name).await {
+            Ok(Some(winner)) if winner.params_digest.as_deref() == Some(digest.as_slice()) => {
+                Progress::Follow(winner.id)
+            }
+            Ok(Some(_)) => Progress::Refused(crate::api::other_params()),
+            Ok(None) | Err(_) => Progress::Refused(RpcError::internal()),
+        };
+        self.lease.tell(call, progress);
+    }
+
+    async fn ended(&mut self, call: CallId, committed: &[Arc<Event>], end: End) -> Ended {
+        let last = match committed.last() {
+            Some(event) => event.number,
+            None => self.app.log.row(self.session).await.map_or(0, |row| row.head),
+        };
+        self.lease.tell(call, Progress::Ended(last, end.outcome));
+        match end.session {
+            After::Idle => self.pause = Pause::None,
+            After::Paused => {
+                let time = self.app.config.turn_timeout.as_millis() as i64;
+                self.pause = self.turn.paused().map_or(Pause::None, |owner| until(owner, time));
+            }
+            After::Error => {
+                self.lease.refuse_all(&RpcError::not_open("error"));
+                self.app.mcp.close(self.session).await;
+                return Ended::Stop;
+            }
+        }
+        Ended::Served
+    }
+}
+
+fn row_of(call: &Call, gate: Gate) -> CallRow {
+    CallRow { key: call.key, idempotency: call.idempotency.clone(), traceparent: call.traceparent.clone(), gate }
+}
+
+async fn call_mcp(app: &crate::app::App, session: engine::ids::SessionId, one: &Use) -> McpReply {
+    let name = one.server_name.as_deref().unwrap_or_default();
+    let Some(server) = app.config.mcp_servers.iter().find(|server| server.name == name) else {
+        return McpReply::Failed(format!("server '{name}' is not configured any more"));
+    };
+    match app.mcp.call(session, server, &one.name, &one.input, None).await {
+        crate::mcp::CallOutcome::Ok { result, is_error } => {
+            let content = crate::mcp::content_blocks(&result);
+            McpReply::Result { result, is_error, content }
+        }
+        crate::mcp::CallOutcome::Failed { error } => McpReply::Failed(error),
+    }
+}

@@ -1,0 +1,255 @@
+//! The owner of one session: takes it, carries on what was interrupted, then serves its queue.
+
+use super::drive::{Ended, Open};
+use crate::app::App;
+use coordinator::Error;
+use coordinator::local::{Lease, Progress};
+use coordinator::log::{Phase, Record, State};
+use coordinator::queue::{Call, Claim, Gate};
+use engine::ids::{CallId, KeyId, SessionId};
+use engine::rpc::RpcError;
+use engine::toolbox::Toolbox;
+use engine::turn::{self, Context, Opening, Turn};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long an idle session's history is kept, for the next call.
+const KEEP_WARM: Duration = Duration::from_secs(60);
+/// Pause before the database is asked again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What the gate looks like to the owner.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Pause {
+    None,
+    Until(KeyId, Instant),
+}
+
+pub(super) struct Owner {
+    pub app: Arc<App>,
+    pub lease: Lease,
+    pub session: SessionId,
+    pub epoch: i64,
+    pub turn: Turn,
+    pub pause: Pause,
+}
+
+/// Serves a session until it has nothing to do, is closed, or is somebody else's.
+pub(super) async fn serve(app: Arc<App>, lease: Lease) {
+    let session = lease.session();
+    let mut lease = Some(lease);
+    while let Some(held) = lease.take() {
+        match take(&app, held).await {
+            Ok(Some((owner, interrupted))) => lease = owner.run(interrupted).await,
+            Ok(None) => {}
+            Err((held, error)) => {
+                tracing::error!(%session, error = %error, "the session cannot be served just now");
+                held.refuse_all(&RpcError::internal());
+                let stop = held.stop.clone();
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY) => lease = held.release().err(),
+                    () = stop.cancelled() => {}
+                    () = app.stop.cancelled() => {}
+                }
+            }
+        }
+    }
+}
+
+type Interrupted = Option<(CallId, u32)>;
+
+/// Takes the session: its epoch moves on, then its log is folded. None when it is not open; its callers are told.
+async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted)>, (Lease, Error)> {
+    let session = lease.session();
+    loop {
+        let row = match app.log.row(session).await {
+            Ok(row) => row,
+            Err(Error::NotFound) => {
+                lease.refuse_all(&RpcError::new(-32000, "session no longer exists"));
+                return Ok(None);
+            }
+            Err(error) => return Err((lease, error)),
+        };
+        if row.state != State::Open {
+            lease.refuse_all(&RpcError::not_open(row.state.shown()));
+            return Ok(None);
+        }
+        let row = match app.log.take(session, row.epoch).await {
+            Ok(row) => row,
+            Err(Error::Fenced) => continue,
+            Err(error) => return Err((lease, error)),
+        };
+        let mut turn = match app.log.fold(session).await {
+            Ok(turn) => turn,
+            Err(error) => return Err((lease, error)),
+        };
+        let (pause, interrupted) = match row.phase {
+            Phase::Idle => {
+                turn.settle();
+                (Pause::None, None)
+            }
+            Phase::Running(call, takeovers) => (Pause::None, Some((call, takeovers))),
+            Phase::Paused(owner, left) => (until(owner, left), None),
+        };
+        return Ok(Some((Owner { app: Arc::clone(app), lease, session, epoch: row.epoch, turn, pause }, interrupted)));
+    }
+}
+
+pub(super) fn until(owner: KeyId, left_ms: i64) -> Pause {
+    Pause::Until(owner, Instant::now() + Duration::from_millis(left_ms.max(0) as u64))
+}
+
+impl Owner {
+    /// Serves until there is nothing left. Returns the lease when the session has to be taken anew.
+    async fn run(mut self, interrupted: Interrupted) -> Option<Lease> {
+        if let Some((call, takeovers)) = interrupted {
+            match self.carry_on(call, takeovers).await {
+                Ended::Served => {}
+                Ended::Reload => return Some(self.lease),
+                Ended::Stop => return None,
+            }
+        }
+        loop {
+            if self.app.stop.is_cancelled() || self.lease.stop.is_cancelled() {
+                return None;
+            }
+            match self.lease.claim(self.gate()) {
+                Claim::Run(call) => match self.serve_call(call).await {
+                    Ended::Served => {}
+                    Ended::Reload => return Some(self.lease),
+                    Ended::Stop => return None,
+                },
+                Claim::Refuse(calls) => {
+                    let error = "turn in progress: resolve the paused turn before compacting";
+                    for call in calls {
+                        self.lease.refuse(call, RpcError::new(-32020, error));
+                    }
+                }
+                Claim::Wait => {
+                    if self.wait().await {
+                        return self.lease.release().err();
+                    }
+                }
+            }
+        }
+    }
+
+    fn gate(&self) -> Gate {
+        match self.pause {
+            Pause::None => Gate::Free,
+            Pause::Until(owner, at) if Instant::now() < at => Gate::Held(owner),
+            Pause::Until(owner, _) => Gate::Expired(owner),
+        }
+    }
+
+    /// Waits for something to do; says whether it is time to let go.
+    async fn wait(&mut self) -> bool {
+        let wanted = self.lease.wanted();
+        let warm = if self.app.too_warm(self.turn.bytes()) { Duration::ZERO } else { KEEP_WARM };
+        let deadline = match self.pause {
+            Pause::Until(_, at) if wanted => at,
+            Pause::Until(..) | Pause::None => Instant::now() + warm,
+        };
+        let held = self.app.hold(self.turn.bytes());
+        let expired = tokio::select! {
+            () = self.lease.woken() => false,
+            () = self.lease.stop.cancelled() => false,
+            () = self.app.stop.cancelled() => false,
+            () = tokio::time::sleep_until(deadline) => true,
+        };
+        drop(held);
+        if !expired && matches!(self.pause, Pause::Until(..)) {
+            self.refresh_pause().await;
+        }
+        expired && !wanted
+    }
+
+    /// A revocation may have ended the pause early.
+    async fn refresh_pause(&mut self) {
+        if let Ok(row) = self.app.log.row(self.session).await
+            && let Phase::Paused(owner, left) = row.phase
+        {
+            self.pause = until(owner, left);
+        }
+    }
+
+    async fn carry_on(&mut self, call: CallId, takeovers: u32) -> Ended {
+        let key = self.turn.acting().unwrap_or(KeyId([0; 16]));
+        let record = match self.app.log.record(self.session, key).await {
+            Ok(record) => record,
+            Err(error) => {
+                tracing::error!(session = %self.session, error = %error, "an interrupted turn cannot be carried on yet");
+                tokio::time::sleep(RETRY).await;
+                return Ended::Reload;
+            }
+        };
+        tracing::info!(session = %self.session, takeovers, "an interrupted turn is carried on");
+        let ctx = context(&self.app, record);
+        self.turn.recover(&ctx, takeovers);
+        self.drive(call, ctx, None).await
+    }
+
+    async fn serve_call(&mut self, call: Call) -> Ended {
+        let gate = match self.pause {
+            Pause::None => turn::Gate::Free,
+            Pause::Until(owner, _) if owner == call.key && matches!(call.opening, Opening::Message(_)) => {
+                turn::Gate::Own
+            }
+            Pause::Until(..) => turn::Gate::Expired,
+        };
+        let record = match self.app.log.record(self.session, call.key).await {
+            Ok(record) => record,
+            Err(Error::NotFound) => {
+                return self.refuse(call.id, RpcError::new(-32000, "session no longer exists"));
+            }
+            Err(error) => {
+                tracing::error!(session = %self.session, error = %error, "a call could not be started");
+                return self.refuse(call.id, RpcError::internal());
+            }
+        };
+        let deleted = record.deleted;
+        let ctx = context(&self.app, record);
+        let first = match (&call.opening, deleted) {
+            (Opening::Compact(_), true) => return self.refuse(call.id, RpcError::profile_unavailable()),
+            (Opening::Message(_), true) => Some(self.turn.profile_unavailable(&ctx, call.key)),
+            (opening, false) => match self.turn.open(&ctx, opening, call.key, gate) {
+                Ok(()) => None,
+                Err(error) => return self.refuse(call.id, error),
+            },
+        };
+        self.drive(call.id, ctx, Some(Open { call, gate, first })).await
+    }
+
+    fn refuse(&self, call: CallId, error: RpcError) -> Ended {
+        self.lease.tell(call, Progress::Refused(error));
+        Ended::Served
+    }
+}
+
+/// The data that decisions need, from the session's record.
+pub(super) fn context(app: &App, record: Record) -> Context<'static> {
+    let primary = app.providers.entry(&record.primary).cloned();
+    let fallbacks = record.fallbacks.iter().filter_map(|name| {
+        let entry = app.providers.entry(name);
+        if entry.is_none() {
+            tracing::warn!(
+                profile = record.profile_name,
+                fallback = name,
+                "a fallback provider is not configured; skipped"
+            );
+        }
+        entry.cloned()
+    });
+    Context {
+        fallbacks: fallbacks.collect(),
+        primary: primary.ok_or_else(|| format!("the primary provider '{}' is not configured", record.primary)),
+        tools: Toolbox::new(record.declarations, &record.mcp_tools),
+        available_sandboxes: record.available_sandboxes,
+        compaction: record.compaction,
+        max_rounds: app.config.max_turn_iterations,
+        max_subagents: app.config.max_subagents_per_session as usize,
+        running_subagents: 0,
+        fresh: &coordinator::fresh_id,
+    }
+}

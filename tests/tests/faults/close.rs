@@ -1,0 +1,130 @@
+//! D7, S6: the end of a session in the middle of everything.
+
+use serde_json::json;
+use tests::client::{of_type, types};
+use tests::mcp::{Kind, Mcp, Outcome};
+use tests::provider::Answer;
+use tests::world::{Plan, World};
+
+/// D7: closing during a provider call ends the turn; nothing is logged after `session.close`.
+#[tokio::test]
+async fn during_a_provider_call() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let second = world.second(&session).await;
+    let mut held = world.provider.hold(Answer::text("too late"));
+    let running = session.start_send("work").await;
+    held.arrived().await;
+    let queued = second.start_send("waiting").await;
+    let compact = second.start("session.compact", json!({})).await;
+    let watcher = session.subscribe(None).await;
+    session.delete().await.expect(200);
+    let closed = (-32000, "session is closed, not open".to_owned());
+    assert_eq!(running.finish().await.error(), closed);
+    assert_eq!(queued.finish().await.error(), closed);
+    assert_eq!(compact.finish().await.error(), closed);
+    assert_eq!(types(&watcher.finish().await.live()), ["session.close"]);
+    held.release();
+    assert_eq!(session.delete().await.problem(409, "session_closed"), "session is already closed");
+    let report = json!({"state": "running", "image": "x"});
+    assert_eq!(session.rpc("session.reportLocalSandbox", report).await.error(), closed);
+    let events = session.events().await;
+    assert_eq!(types(&events).last().unwrap(), "session.close");
+    assert_eq!(of_type(&events, "session.close").len(), 1);
+}
+
+#[tokio::test]
+async fn during_a_tool_call() {
+    let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    let mut held = mcp.hold(Outcome::Text("too late".to_owned()));
+    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    let running = session.start_send("work").await;
+    held.arrived().await;
+    let children = || {
+        let path = format!("/proc/{0}/task/{0}/children", world.server.pid());
+        std::fs::read_to_string(path).map(|list| list.split_whitespace().count()).unwrap_or_default()
+    };
+    session.delete().await.expect(200);
+    assert_eq!(running.finish().await.error(), (-32000, "session is closed, not open".to_owned()));
+    assert_eq!(session.types().await.last().unwrap(), "session.close");
+    // The session's MCP process is gone too.
+    tests::poll::until(tests::poll::DEADLINE, "the MCP process's end", async || match children() {
+        0 => Ok(()),
+        count => Err(count),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn during_a_pause() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let second = world.second(&session).await;
+    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    session.send("pause").await;
+    let queued = second.start_send("waiting").await;
+    second.delete().await.expect(200);
+    let closed = (-32000, "session is closed, not open".to_owned());
+    assert_eq!(queued.finish().await.error(), closed);
+    assert_eq!(session.answer(&[("tu_1", "late")]).await.error(), closed);
+    assert_eq!(session.types().await.last().unwrap(), "session.close");
+}
+
+/// Two deletes at once: one closes, the other conflicts.
+#[tokio::test]
+async fn twice_at_once() {
+    let world = World::start().await;
+    for _ in 0..5 {
+        let session = world.driver().await;
+        let (one, two) = tokio::join!(session.delete(), session.delete());
+        let mut statuses = [one.status, two.status];
+        statuses.sort_unstable();
+        assert_eq!(statuses, [200, 409]);
+        assert_eq!(of_type(&session.events().await, "session.close").len(), 1);
+    }
+}
+
+/// Revoking a key in the middle of its turn: the turn ends in the log unseen, the streams and queued calls end at once.
+#[tokio::test]
+async fn revoked_in_a_turn() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let key = world.admin.key("second", &world.profile).await;
+    let second = world.api.join(&session.id, &key.secret, &json!({})).await;
+    second.register().await;
+    let mut held = world.provider.hold(Answer::text("unseen"));
+    let running = second.start_send("work").await;
+    held.arrived().await;
+    let queued = second.start_send("dropped").await;
+    let kept = session.start_send("kept").await;
+    world.admin.revoke(&key).await;
+    running.finish().await;
+    queued.finish().await;
+    held.release();
+    assert_eq!(kept.finish().await.text(), "ok");
+    let events = session.events().await;
+    let said: Vec<_> =
+        of_type(&events, "client.message.send").iter().map(|e| e["payload"]["content"].clone()).collect();
+    assert_eq!(said, ["work", "kept"]);
+    assert_eq!(of_type(&events, "server.message.send").len(), 2);
+}
+
+/// A revoked owner's pause counts as expired.
+#[tokio::test]
+async fn revoked_in_a_pause() {
+    let world = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
+    let session = world.driver().await;
+    let key = world.admin.key("second", &world.profile).await;
+    let second = world.api.join(&session.id, &key.secret, &json!({"tools": [tests::world::clock()]})).await;
+    second.register().await;
+    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    second.send("pause").await;
+    let waiting = session.start_send("next").await;
+    world.admin.revoke(&key).await;
+    let outcome = waiting.finish().await;
+    assert_eq!(outcome.text(), "ok");
+    assert_eq!(of_type(&outcome.events(), "session.error")[0]["payload"]["reason"], "driver_turn_abandoned");
+    tests::history::assert_all_paired(&world.provider);
+}

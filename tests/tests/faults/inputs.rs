@@ -1,0 +1,184 @@
+//! F15: content that breaks databases, parsers and pipes.
+
+use serde_json::{Value, json};
+use tests::client::Session;
+use tests::mcp::{Kind, Mcp, Outcome};
+use tests::provider::Answer;
+use tests::world::{Plan, World};
+
+/// Sends content exactly as written, and reads lines that a parser may refuse.
+async fn send_raw(session: &Session, content: &str) -> Vec<String> {
+    let body = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"session.sendMessage","params":{{"message":{{"role":"user","content":{content}}}}}}}"#
+    );
+    session.raw(body).await.lines().await
+}
+
+/// Whether the terminal line is a result.
+fn succeeded(lines: &[String]) -> bool {
+    let last = lines.last().expect("a terminal frame");
+    let start: String = last.chars().take(200).collect();
+    assert!(start.contains(r#""result":"#) || start.contains(r#""error":"#), "{start}");
+    start.contains(r#""result":"#)
+}
+
+/// Numbers, key order, escapes and unknown blocks arrive at the provider, in the log and in the history byte for byte.
+#[tokio::test]
+async fn json_is_passed_on_byte_for_byte() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let content = concat!(
+        r#"[{"type":"text","text":"NUL \u0000, \u00e9 é, slash \/, pair \ud83d\ude00"},"#,
+        r#"{"zeta":1.10,"type":"custom","alpha":9007199254740993,"big":123456789012345678901234567890,"e":1E400,"neg":-0,"a":1}]"#
+    );
+    assert!(succeeded(&send_raw(&session, content).await));
+    assert!(succeeded(&send_raw(&session, r#""again""#).await));
+    let [first, second] = &world.provider.requests()[..] else { panic!("two requests") };
+    assert!(first.text().contains(content), "{}", first.text());
+    assert!(second.text().contains(content), "{}", second.text());
+    let log = world.api.get(&session.path("/events"), &session.key).await.body;
+    assert_eq!(log.matches(content).count(), 3, "the message and two requests: {log}");
+}
+
+/// Half a surrogate pair, which some languages' JSON writers produce: passed on as it came, or refused; never a broken log.
+#[tokio::test]
+async fn half_a_surrogate_pair() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let content = r#"[{"type":"text","text":"half \ud83d a pair"}]"#;
+    if succeeded(&send_raw(&session, content).await) {
+        assert!(world.provider.requests()[0].text().contains(content));
+    }
+    assert!(succeeded(&send_raw(&session, r#""again""#).await));
+    world.api.get(&session.path("/events"), &session.key).await.expect(200);
+    world.server_lives().await;
+}
+
+/// The same for what comes back: tool inputs and answers.
+#[tokio::test]
+async fn answers_are_passed_on_byte_for_byte() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    let input = r#"{"z":1.10,"a":9007199254740993,"n":"\u0000"}"#;
+    let body = |name: &str, id: &str| {
+        format!(
+            r#"{{"id":"m","type":"message","role":"assistant","content":[{{"type":"tool_use","id":"{id}","name":"{name}","input":{input}}}],"stop_reason":"tool_use","usage":{{"input_tokens":1,"output_tokens":1}}}}"#
+        )
+    };
+    world.provider.push(Answer::raw(&body("ls", "tu_1")));
+    world.provider.push(Answer::raw(&body("clock", "tu_2")));
+    let mut turn = session.start_send("go").await;
+    let mut all = String::new();
+    while let Some(line) = turn.line().await {
+        all.push_str(&line);
+    }
+    assert!(all.matches(input).count() >= 4, "{all}");
+    session.answer(&[("tu_2", "x")]).await.text();
+    let last = world.provider.requests().last().unwrap().text();
+    assert_eq!(last.matches(input).count(), 2, "{last}");
+}
+
+#[tokio::test]
+async fn a_megabyte_in_one_line() {
+    let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    let line = "0123456789abcdef".repeat(1 << 16);
+    mcp.push(Outcome::Text(line.clone()));
+    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({"text": line}))]));
+    world.provider.push(Answer::text(&line));
+    let outcome = session.send(line.as_str()).await;
+    assert_eq!(outcome.text(), line);
+    assert_eq!(mcp.calls()[0]["arguments"]["text"], json!(line));
+    assert!(world.provider.last()["messages"][2].to_string().contains(&line));
+    assert_eq!(session.events().await.last().unwrap()["payload"]["content"][0]["text"], json!(line));
+}
+
+/// Nesting that overflows careless parsers is an error or passes through, and the server lives.
+#[tokio::test]
+async fn deep_nesting() {
+    let world = World::start().await;
+    for depth in [100, 10_000, 1_000_000] {
+        let nested = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        let session = world.driver().await;
+        succeeded(&send_raw(&session, &format!(r#"[{{"type":"text","text":"x","deep":{nested}}}]"#)).await);
+        // As a member that nobody looks at.
+        let envelope = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"session.registerDriver","deep":{nested}}}"#);
+        succeeded(&session.raw(envelope).await.lines().await);
+        let request = world.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
+        let request = request.header("authorization", format!("Bearer {}", world.key.secret));
+        let reply = world.api.send(request.body(format!(r#"{{"client_version":"1","deep":{nested}}}"#))).await;
+        assert!([201, 400].contains(&reply.status), "{reply:?}");
+        // From a provider.
+        let answer = format!(r#"{{"content":[{{"type":"x","deep":{nested}}}],"stop_reason":"end_turn"}}"#);
+        world.provider.push(Answer::raw(&answer));
+        let session = world.driver().await;
+        succeeded(&send_raw(&session, r#""deep""#).await);
+        world.api.get(&session.path("/events"), &session.key).await.expect(200);
+        world.server_lives().await;
+    }
+}
+
+/// Bytes that are no UTF-8 are refused from a client, and replaced visibly or refused from a peer; never a failed append.
+#[tokio::test]
+async fn invalid_utf8() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    let bad = b"\xff\xfe\x80".as_slice();
+    let mut body =
+        br#"{"jsonrpc":"2.0","id":1,"method":"session.sendMessage","params":{"message":{"content":""#.to_vec();
+    body.extend_from_slice(bad);
+    body.extend_from_slice(br#""}}}"#);
+    assert_eq!(session.raw(body).await.finish().await.error().0, -32700);
+
+    let mut result = br#"{"jsonrpc":"2.0","id":9,"result":{"content":[{"type":"text","text":""#.to_vec();
+    result.extend_from_slice(bad);
+    result.extend_from_slice(br#""}]}}"#);
+    mcp.push(Outcome::Garbage(result));
+    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    assert_eq!(session.send("a tool").await.text(), "ok");
+
+    let mut answer = br#"{"content":[{"type":"text","text":"before "#.to_vec();
+    answer.extend_from_slice(bad);
+    answer.extend_from_slice(br#" after"}],"stop_reason":"end_turn"}"#);
+    world.provider.push(Answer::Raw { status: 200, headers: Vec::new(), body: answer });
+    let outcome = session.send("a provider").await;
+    assert!(outcome.result()["message"]["content"].is_array());
+    // Error bodies are logged too, whatever they are.
+    world.provider.push(Answer::Raw { status: 400, headers: Vec::new(), body: b"\xffnot\0json".to_vec() });
+    world.driver().await.send("an error").await.result();
+}
+
+/// Tool results of every shape that MCP allows, and some that it does not.
+#[tokio::test]
+async fn tool_results_of_every_shape() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    for (index, result) in [
+        json!({"content": []}),
+        json!({"content": [{"type": "text", "text": ""}]}),
+        json!({"content": [{"type": "text", "text": "NUL \u{0} \u{1F600}"}]}),
+        json!({"content": [{"type": "image", "data": "QQ==", "mimeType": "image/png"}]}),
+        json!({"content": [{"type": "resource", "resource": {"uri": "file:///x", "text": "r"}}]}),
+        json!({"content": [], "structuredContent": {"n": 9007199254740993u64}}),
+        json!({"content": [{"type": "unheard-of", "x": 1}]}),
+        json!({}),
+        json!(null),
+        json!("text"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let id = format!("tu_{index}");
+        mcp.push(Outcome::Result(result.clone()));
+        world.provider.push(Answer::tools(&[(&id, "ls", json!({}))]));
+        assert_eq!(session.send("go").await.text(), "ok", "{result}");
+        let sent = world.provider.last()["messages"].as_array().unwrap().last().unwrap().clone();
+        let block: &Value = &sent["content"][0];
+        assert_eq!((&block["type"], &block["tool_use_id"]), (&json!("tool_result"), &json!(id)), "{result}: {sent}");
+    }
+    tests::history::assert_all_paired(&world.provider);
+}

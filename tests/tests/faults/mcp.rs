@@ -1,0 +1,108 @@
+//! F18: MCP servers that die, answer garbage, forget the session, or change their tools.
+
+use serde_json::json;
+use tests::client::of_type;
+use tests::mcp::{Kind, Mcp, Outcome};
+use tests::provider::Answer;
+use tests::world::{Plan, World};
+
+/// One round that calls `ls`; whether its result was an error.
+async fn round(world: &World, session: &tests::client::Session) -> bool {
+    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    let outcome = session.send("go").await;
+    assert_eq!(outcome.text(), "ok", "the turn goes on whatever the tool does");
+    let events = outcome.events();
+    let (response, result) = (of_type(&events, "mcp.response"), of_type(&events, "tool.result"));
+    assert_eq!((response.len(), result.len()), (1, 1));
+    let error = result[0]["payload"]["is_error"] == true;
+    assert_eq!(response[0]["payload"]["ok"], !error);
+    error
+}
+
+#[tokio::test]
+async fn an_error_result_and_then_it_works_again() {
+    for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
+        let mcp = Mcp::start("files", kind, &["ls"]).await;
+        let world = Plan::default().mcp(&mcp).start().await;
+        let session = world.driver().await;
+        assert!(!round(&world, &session).await, "{kind:?}");
+        for outcome in [
+            Outcome::IsError("no".to_owned()),
+            Outcome::RpcError(-32000, "broken".to_owned()),
+            Outcome::Garbage(b"this is no JSON".to_vec()),
+            Outcome::HangUp,
+        ] {
+            // Stdio and SSE cannot tell which call a line of garbage would have answered: the peer then hangs up.
+            let shown = format!("{kind:?} {outcome:?}");
+            if kind != Kind::Http && matches!(outcome, Outcome::Garbage(_)) {
+                continue;
+            }
+            mcp.push(outcome);
+            assert!(round(&world, &session).await, "{shown}");
+            assert!(!round(&world, &session).await, "after {shown}");
+        }
+        tests::history::assert_all_paired(&world.provider);
+    }
+}
+
+/// It dies between calls, refuses for a while, comes back.
+#[tokio::test]
+async fn it_dies_between_calls() {
+    for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
+        let mcp = Mcp::start("files", kind, &["ls"]).await;
+        let world = Plan::default().mcp(&mcp).start().await;
+        let session = world.driver().await;
+        assert!(!round(&world, &session).await);
+        mcp.refuse(true);
+        mcp.hang_up();
+        assert!(round(&world, &session).await, "{kind:?}");
+        mcp.refuse(false);
+        assert!(!round(&world, &session).await, "{kind:?} reconnects");
+    }
+}
+
+/// HTTP 404 for the session: a new one is made; the call, which did not run, is repeated or fails visibly.
+#[tokio::test]
+async fn it_forgets_the_session() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    round(&world, &session).await;
+    mcp.forget_sessions();
+    round(&world, &session).await;
+    assert!(!round(&world, &session).await);
+    assert_eq!(mcp.opened(), 2);
+}
+
+/// A takeover offers the same tools, even when the server behind them is down or has changed.
+#[tokio::test]
+async fn the_tools_stay_the_sessions() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let mut world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    session.send("before").await.text();
+    let tools = world.provider.last()["tools"].clone();
+    mcp.offer(&["other"]);
+    mcp.refuse(true);
+    world.server.crash().await;
+    session.send("after").await.text();
+    assert_eq!(world.provider.last()["tools"], tools);
+    assert!(round(&world, &session).await, "down: an error result");
+    mcp.refuse(false);
+    round(&world, &session).await;
+    session.send("and then").await.text();
+    assert_eq!(world.provider.last()["tools"], tools);
+}
+
+/// A server that cannot be reached when the session is created is skipped; the session is made.
+#[tokio::test]
+async fn it_is_down_at_the_start() {
+    for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
+        let mcp = Mcp::start("files", kind, &["ls"]).await;
+        mcp.refuse(true);
+        let world = Plan::default().mcp(&mcp).start().await;
+        let session = world.driver().await;
+        assert_eq!(session.send("hello").await.text(), "ok", "{kind:?}");
+        assert_eq!(world.provider.last()["tools"].as_array().unwrap().len(), 1, "only the client's own");
+    }
+}

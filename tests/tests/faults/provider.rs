@@ -1,0 +1,134 @@
+//! F17, F23: providers that misbehave, and a database that refuses in the middle of a turn.
+
+use serde_json::{Value, json};
+use tests::client::of_type;
+use tests::history::assert_all_paired;
+use tests::provider::{Answer, Provider};
+use tests::world::{Plan, World};
+
+/// Answers that are no answers: each attempt is in the log, the fallback takes over, the session lives.
+#[tokio::test]
+async fn useless_answers_fall_back() {
+    let spare = Provider::start().await;
+    let world = Plan::default().provider("timeout_secs = 1").fallback("spare", "anthropic", &spare).start().await;
+    spare.otherwise(Answer::text("from the spare"));
+    let session = world.driver().await;
+    for answer in [
+        Answer::status(429),
+        Answer::status(529),
+        Answer::status(500),
+        Answer::HangUp,
+        Answer::CutBody,
+        Answer::Drip,
+        Answer::raw(""),
+        Answer::raw("<html>"),
+        Answer::raw("[]"),
+        Answer::raw("{}"),
+        Answer::raw(r#"{"content":"not blocks"}"#),
+        Answer::raw(r#"{"content":[7]}"#),
+        Answer::raw(r#"{"content":[{"type":"tool_use","name":"clock","input":{}}],"stop_reason":"tool_use"}"#),
+    ] {
+        let shown = format!("{answer:?}");
+        world.provider.push(answer);
+        let outcome = session.send("go").await;
+        assert_eq!(outcome.text(), "from the spare", "{shown}");
+        let events = outcome.events();
+        let responses: Vec<&Value> =
+            of_type(&events, "provider.response").iter().map(|event| &event["payload"]).collect();
+        assert_eq!((&responses[0]["ok"], &responses[1]["ok"]), (&json!(false), &json!(true)), "{shown}");
+        assert!(responses[0]["error"].as_str().is_some_and(|text| !text.is_empty()), "{shown}: {}", responses[0]);
+        assert_eq!((&responses[0]["attempt"], &responses[1]["kind"]), (&json!(1), &json!("fallback")), "{shown}");
+        assert_eq!(of_type(&events, "session.error").len(), 1, "{shown}");
+        assert_all_paired(&world.provider);
+    }
+    assert_all_paired(&spare);
+}
+
+/// Odd but valid answers are the model's answers.
+#[tokio::test]
+async fn odd_answers_are_answers() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let odd = json!([
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "unheard-of", "payload": {"n": 1}},
+        {"type": "text", "text": "yes"},
+    ]);
+    world.provider.push(Answer::blocks(odd.clone()));
+    let outcome = session.send("go").await;
+    assert_eq!(outcome.result()["message"]["content"], odd);
+    session.send("next").await.text();
+    assert_eq!(world.provider.last()["messages"][1]["content"], odd, "and goes back as it came");
+    world.provider.push(Answer::text("cut o").truncated());
+    assert_eq!(session.send("long").await.text(), "cut o");
+    // Nothing at all: the turn ends, and later requests stay valid.
+    world.provider.push(Answer::blocks(json!([])));
+    session.send("empty").await.result();
+    assert_eq!(session.send("next").await.text(), "ok");
+    assert_all_paired(&world.provider);
+}
+
+/// A provider that cannot be reached at all.
+#[tokio::test]
+async fn nobody_listens() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let toml = tests::world::provider_toml("dead", "anthropic", &format!("http://{closed}"), "");
+    let world = Plan::default()
+        .toml(&toml)
+        .profile("primary_provider", json!("dead"))
+        .profile("fallback_providers", json!(["main"]))
+        .start()
+        .await;
+    let session = world.driver().await;
+    let outcome = session.send("go").await;
+    assert_eq!(outcome.text(), "ok");
+    let response = of_type(&outcome.events(), "provider.response")[0]["payload"].clone();
+    assert_eq!((&response["ok"], &response["status"]), (&json!(false), &Value::Null));
+    assert!(!response.to_string().contains("token-dead"), "{response}");
+}
+
+/// F23: the append of a provider's answer is refused. Nothing is half-written, and the session serves again when the
+/// database does, without a restart.
+#[tokio::test]
+async fn the_database_refuses_in_a_turn() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let other = world.driver().await;
+    let fault = world.fail_inserts("provider.response").await;
+    let turn = session.start_send("go").await;
+    session.until_last("provider.request").await;
+    assert_eq!(
+        other.rpc("session.reportLocalSandbox", json!({"state": "running", "image": "x"})).await.result()["reported"],
+        true
+    );
+    fault.mend().await;
+    let end = turn.finish().await;
+    let last = end.frames.last().expect("a terminal frame");
+    assert!(last.get("result").is_some() || end.error().0 == -32603, "{last}");
+    let events = session.until("the turn's end", |events| {
+        events
+            .last()
+            .is_some_and(|e| ["server.message.send", "session.error"].iter().any(|kind| e["event_type"] == *kind))
+    });
+    events.await;
+    assert_eq!(other.send("unharmed").await.text(), "ok");
+    assert_eq!(session.send("next").await.text(), "ok");
+    assert_all_paired(&world.provider);
+}
+
+/// The server's log holds no secrets and no content.
+#[tokio::test]
+async fn nothing_leaks_into_the_log_file() {
+    let world = Plan::default().env("BAE_LOG", "debug").start().await;
+    let session = world.driver().await;
+    world.provider.script([Answer::text("the-answer-text"), Answer::status(400)]);
+    session.send("the-message-text").await.text();
+    session.send("the-message-text").await.result();
+    let log = world.server.log();
+    assert!(!log.is_empty());
+    for secret in
+        ["token-main", "the-message-text", "the-answer-text", &session.key, &world.key.secret, tests::server::ADMIN_KEY]
+    {
+        assert!(!log.contains(secret), "{secret} is in {}", world.server.log_path().display());
+    }
+}

@@ -1,0 +1,91 @@
+//! F9, S5: a POST whose answer was lost is sent again with its idempotency key.
+
+use serde_json::Value;
+use tests::client::{Session, of_type};
+use tests::provider::Answer;
+use tests::world::World;
+
+async fn said(session: &Session) -> Vec<Value> {
+    let events = session.events().await;
+    of_type(&events, "client.message.send").iter().map(|event| event["payload"]["content"].clone()).collect()
+}
+
+#[tokio::test]
+async fn while_the_turn_runs() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let mut held = world.provider.hold(Answer::text("once"));
+    let first = session.start_once("hello", "k").await;
+    held.arrived().await;
+    drop(first);
+    let (again, third) = (session.start_once("hello", "k").await, session.start_once("hello", "k").await);
+    held.release();
+    let (again, third) = (again.finish().await, third.finish().await);
+    assert_eq!(again.text(), "once");
+    assert_eq!(again.result(), third.result());
+    assert_eq!(again.live().len(), 3, "the whole turn, not only what came after the resend");
+    assert_eq!((said(&session).await.len(), world.provider.requests().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn after_the_turn_and_over_a_restart() {
+    let mut world = World::start().await;
+    let session = world.driver().await;
+    let mut held = world.provider.hold(Answer::text("never sent"));
+    let first = session.start_once("hello", "k").await;
+    held.arrived().await;
+    world.server.kill9();
+    drop(first);
+    let mut resumed = world.provider.hold(Answer::text("once"));
+    world.server.restart().await;
+    resumed.arrived().await;
+    let waiting = session.start_once("hello", "k").await;
+    resumed.release();
+    let waited = waiting.finish().await;
+    assert_eq!(waited.text(), "once");
+    world.server.crash().await;
+    let later = session.start_once("hello", "k").await.finish().await;
+    assert_eq!(later.result(), waited.result());
+    assert_eq!((said(&session).await.len(), world.provider.requests().len()), (1, 2));
+}
+
+/// S5: the call still waits, its first client is gone: it keeps its place and answers the resend.
+#[tokio::test]
+async fn while_the_call_waits() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let second = world.second(&session).await;
+    let mut held = world.provider.hold(Answer::text("a"));
+    world.provider.script(["b", "c"].map(Answer::text));
+    let running = session.start_send("first").await;
+    held.arrived().await;
+    let lost = second.start_once("second", "k").await;
+    let third = session.start_send("third").await;
+    let resent = second.start_once("second", "k").await;
+    drop(lost);
+    held.release();
+    assert_eq!(running.finish().await.text(), "a");
+    assert_eq!(resent.finish().await.text(), "b");
+    assert_eq!(third.finish().await.text(), "c");
+    assert_eq!(said(&session).await, ["first", "second", "third"]);
+}
+
+/// When the last of its clients has left, a waiting call is dropped, and may be made anew.
+#[tokio::test]
+async fn when_nobody_waits_any_more() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let second = world.second(&session).await;
+    let mut held = world.provider.hold(Answer::text("a"));
+    let running = session.start_send("first").await;
+    held.arrived().await;
+    let one = second.start_once("second", "k").await;
+    let two = second.start_once("second", "k").await;
+    drop((one, two));
+    held.release();
+    running.finish().await;
+    assert_eq!(session.send("third").await.text(), "ok");
+    assert_eq!(said(&session).await, ["first", "third"]);
+    assert_eq!(second.start_once("second", "k").await.finish().await.text(), "ok");
+    assert_eq!(said(&session).await, ["first", "third", "second"]);
+}

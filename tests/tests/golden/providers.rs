@@ -1,0 +1,130 @@
+//! Provider failures, retries and fallbacks.
+
+use super::golden;
+use serde_json::{Value, json};
+use tests::client::of_type;
+use tests::provider::{Answer, Provider};
+use tests::transcript::Transcript;
+use tests::world::{Plan, World, provider_toml};
+
+fn reasons(events: &[Value]) -> Vec<String> {
+    of_type(events, "session.error").iter().map(|e| e["payload"]["reason"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_fallback_answers() {
+    let spare = Provider::start().await;
+    let world = Plan::default().fallback("spare", "openai", &spare).start().await;
+    world.provider.push(Answer::status(400));
+    let session = world.driver().await;
+    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]").replace(&spare.url(), "[spare]");
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "go"}})).await;
+    assert_eq!(
+        outcome.types(),
+        [
+            "client.message.send",
+            "provider.request",
+            "provider.response",
+            "session.error",
+            "provider.request",
+            "provider.response",
+            "server.message.send",
+        ]
+    );
+    assert_eq!(reasons(&outcome.events()), ["provider_call_failed"]);
+    assert_eq!((world.provider.requests().len(), spare.requests().len()), (1, 1), "a bad request is not retried");
+    assert_eq!(world.admin.state(&session.id).await, "open");
+    golden("provider_fallback", t);
+}
+
+#[tokio::test]
+async fn every_provider_fails() {
+    let spare = Provider::start().await;
+    let broken = provider_toml("unset", "anthropic", &spare.url(), "").replace("token-unset", "${NOT_SET_ANYWHERE}");
+    let open_ended = provider_toml("cut", "anthropic", &spare.url(), "").replace("token-cut", "${NOT_CLOSED");
+    let world = Plan::default()
+        .toml(&broken)
+        .toml(&open_ended)
+        .fallback("spare", "anthropic", &spare)
+        .profile("fallback_providers", json!(["nobody", "unset", "cut", "spare"]))
+        .start()
+        .await;
+    world.provider.otherwise(Answer::status(401));
+    spare.otherwise(Answer::raw("<html>not json</html>"));
+    let session = world.driver().await;
+    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]").replace(&spare.url(), "[spare]");
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "go"}})).await;
+    let events = outcome.events();
+    assert_eq!(reasons(&events), ["provider_call_failed", "all_providers_failed"]);
+    assert_eq!(events.last().unwrap()["payload"], json!({"reason": "all_providers_failed", "attempts": 4}));
+    assert_eq!(outcome.result()["message"]["role"], "assistant");
+    assert!(outcome.text().to_lowercase().contains("provider"), "{}", outcome.text());
+    assert_eq!(world.admin.state(&session.id).await, "error");
+    golden("providers_failed", t);
+}
+
+/// Companion 5.4: transient faults are retried inside the attempt, with respect for `retry-after`.
+#[tokio::test]
+async fn retries() {
+    let world = Plan::default().provider("max_retries = 2").start().await;
+    let session = world.driver().await;
+    for status in [408, 409, 429, 500, 503, 529] {
+        world.provider.script([Answer::status(status).header("retry-after", "0"), Answer::text("recovered")]);
+        let outcome = session.send("go").await;
+        assert_eq!(outcome.text(), "recovered", "{status}");
+        assert_eq!(of_type(&outcome.events(), "provider.request").len(), 1, "one attempt, whatever it took");
+    }
+    world.provider.script([Answer::HangUp, Answer::CutBody, Answer::text("recovered")]);
+    assert_eq!(session.send("go").await.text(), "recovered");
+    for status in [400, 401, 403, 404, 422] {
+        let session = world.driver().await;
+        let before = world.provider.requests().len();
+        world.provider.push(Answer::status(status));
+        assert_eq!(reasons(&session.send("go").await.events()).last().unwrap(), "all_providers_failed", "{status}");
+        assert_eq!(world.provider.requests().len(), before + 1, "{status} is not retried");
+    }
+    let before = world.provider.requests().len();
+    world.provider.otherwise(Answer::status(503).header("retry-after", "0"));
+    let session = world.driver().await;
+    assert_eq!(reasons(&session.send("go").await.events()).last().unwrap(), "all_providers_failed");
+    assert_eq!(world.provider.requests().len(), before + 3, "the first try and two more");
+}
+
+/// D10: a provider that never answers, or only drips, does not hold the gate for ever.
+#[tokio::test]
+async fn timeouts() {
+    let world = Plan::default().provider("timeout_secs = 1").start().await;
+    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let mut silent = world.provider.hold(Answer::text("too late"));
+    let session = world.driver().await;
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "go"}})).await;
+    assert_eq!(reasons(&outcome.events()).last().unwrap(), "all_providers_failed");
+    silent.abandoned().await;
+    let session = world.driver().await;
+    world.provider.push(Answer::Drip);
+    let outcome = session.send("go").await;
+    assert_eq!(reasons(&outcome.events()).last().unwrap(), "all_providers_failed");
+    golden("provider_timeout", t);
+}
+
+/// The primary no longer resolves: the server was started again with another configuration.
+#[tokio::test]
+async fn the_primary_is_gone() {
+    let mut world = World::start().await;
+    let session = world.driver().await;
+    session.send("before").await.text();
+    world.server.kill9();
+    world.server.write_config("");
+    world.server.restart().await;
+    let mut t = Transcript::default();
+    t.note("a compaction fails and changes nothing");
+    let (code, text) = t.rpc(&session, "session.compact", json!({})).await.error();
+    assert!(code == -32000 && text.starts_with("compaction failed: provider_config: "), "{code} {text}");
+    assert_eq!(world.admin.state(&session.id).await, "open");
+    t.note("a message fails the session");
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "after"}})).await;
+    assert_eq!(reasons(&outcome.events()), ["provider_config"]);
+    assert_eq!(outcome.result()["message"]["content"].as_array().unwrap().len(), 1);
+    assert_eq!(world.admin.state(&session.id).await, "error");
+    golden("provider_config", t);
+}

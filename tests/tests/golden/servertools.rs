@@ -1,0 +1,96 @@
+//! Tools that the server dispatches itself.
+
+use super::golden;
+use serde_json::json;
+use tests::client::of_type;
+use tests::mcp::{Kind, Mcp, Outcome};
+use tests::provider::Answer;
+use tests::transcript::Transcript;
+use tests::world::Plan;
+
+#[tokio::test]
+async fn mcp_rounds() {
+    let files = Mcp::start("files", Kind::Http, &["ls", "cat"]).await;
+    let world = Plan::default().mcp(&files).start().await;
+    let session = world.driver().await;
+    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    files.push(Outcome::Text("a.txt".to_owned()));
+    files.push(Outcome::IsError("no such file".to_owned()));
+    world.provider.push(Answer::blocks(json!([
+        {"type": "text", "text": "Looking."},
+        {"type": "tool_use", "id": "tu_1", "name": "ls", "input": {"path": "/data"}},
+        {"type": "tool_use", "id": "tu_2", "name": "cat", "input": {"path": "b.txt"}},
+    ])));
+    world.provider.push(Answer::tools(&[("tu_3", "ls", json!({"deep": 1.10}))]));
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "files?"}})).await;
+    assert_eq!(
+        outcome.types(),
+        [
+            "client.message.send",
+            "provider.request",
+            "provider.response",
+            "tool.call",
+            "tool.call",
+            "mcp.request",
+            "mcp.response",
+            "tool.result",
+            "mcp.request",
+            "mcp.response",
+            "tool.result",
+            "provider.request",
+            "provider.response",
+            "tool.call",
+            "mcp.request",
+            "mcp.response",
+            "tool.result",
+            "provider.request",
+            "provider.response",
+            "server.message.send",
+        ]
+    );
+    t.note("a later turn still sees the rounds (companion 4.2)");
+    session.send("again").await.text();
+    let messages = world.provider.last()["messages"].clone();
+    t.value("messages", &messages);
+    assert_eq!(messages.as_array().unwrap().len(), 7);
+    golden("mcp", t);
+}
+
+/// The three transports look the same from outside.
+#[tokio::test]
+async fn mcp_transports() {
+    for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
+        let mcp = Mcp::start("files", kind, &["ls"]).await;
+        let world = Plan::default().mcp(&mcp).start().await;
+        let session = world.driver().await;
+        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({"path": "/"}))]));
+        let outcome = session.send("go").await;
+        assert_eq!(outcome.text(), "ok", "{kind:?}");
+        let tools = world.provider.requests()[0].json()["tools"].clone();
+        let tool = tools.as_array().unwrap().iter().find(|tool| tool["name"] == "ls").unwrap().clone();
+        assert_eq!(tool["description"], "mock tool ls");
+        assert_eq!(mcp.calls()[0]["arguments"], json!({"path": "/"}), "{kind:?}");
+        let events = outcome.events();
+        assert_eq!(of_type(&events, "mcp.response")[0]["payload"]["ok"], true, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn tools_with_nobody_behind_them() {
+    let world = Plan::default().profile("mcp_servers", json!(["not-configured"])).start().await;
+    let command = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
+    let session = world.driver_with(json!({"sandbox_tools": [{"name": "sh", "input_schema": command}]})).await;
+    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    world.provider.push(Answer::tools(&[("tu_1", "nothing", json!({})), ("tu_2", "sh", json!({"command": "ls"}))]));
+    world.provider.push(Answer::tools(&[("tu_3", "sh", json!({"command": 7}))]));
+    let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "go"}})).await;
+    assert_eq!(outcome.text(), "ok", "these never end the turn");
+    let events = outcome.events();
+    let results: Vec<String> = of_type(&events, "tool.result").iter().map(|e| e["payload"].to_string()).collect();
+    assert!(results[0].contains("MCP error: no MCP server is configured for tool 'nothing'"), "{results:?}");
+    let no_sandbox = "sandbox error: no remote sandbox is running for tool 'sh'; call session.startRemoteSandbox first";
+    assert!(results[1].contains(no_sandbox), "{results:?}");
+    assert!(of_type(&events, "mcp.request").is_empty(), "nothing was asked");
+    assert!(results.iter().all(|r| r.contains(r#""is_error":true"#)));
+    golden("tools_unserved", t);
+}
