@@ -32,7 +32,7 @@ static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/sqlit
 #[derive(Clone)]
 pub struct Db {
     readers: SqlitePool,
-    writes: mpsc::Sender<Box<dyn Write>>,
+    writes: mpsc::Sender<Command>,
     writer: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
     /// Held while this process uses the file, so that a second one refuses to start.
     _lock: Arc<File>,
@@ -51,6 +51,7 @@ impl Db {
             std::fs::create_dir_all(folder).map_err(|e| unusable("make the folder of", &e))?;
         }
         let lock = lock(path)?;
+        private(path).map_err(|e| unusable("make", &e))?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -90,21 +91,29 @@ impl Db {
     {
         let (reply, answer) = oneshot::channel();
         let job = Job { work: Some(work), then: Some(then), result: None, reply: Some(reply) };
-        self.writes.send(Box::new(job)).await.map_err(|_| Error::Unknown)?;
+        self.writes.send(Command::Write(Box::new(job))).await.map_err(|_| Error::Unknown)?;
         answer.await.unwrap_or(Err(Error::Unknown))
     }
 
-    /// Waits for the writes that were accepted, folds the write-ahead log into the file and closes it.
-    pub async fn close(self) {
-        let Db { readers, writes, writer, _lock } = self;
-        readers.close().await;
-        drop(writes);
-        let writer = writer.lock().map(|mut slot| slot.take()).unwrap_or_default();
-        if let Some(writer) = writer {
-            // Clones may keep the channel open; the process is ending, so a short wait is enough.
-            let _ = tokio::time::timeout(BUSY_TIMEOUT, writer).await;
+    /// Waits for the writes that were accepted, folds the write-ahead log into the file and closes it, for all clones.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        let writer = self.writer.lock().map(|mut slot| slot.take()).unwrap_or_default();
+        if let Some(writer) = writer
+            && self.writes.send(Command::Close).await.is_ok()
+        {
+            let _ = writer.await;
         }
     }
+}
+
+/// Makes the file, readable by its owner alone: it holds every conversation. SQLite gives its other files the same mode.
+fn private(path: &Path) -> std::io::Result<()> {
+    let mut options = File::options();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path).map(drop)
 }
 
 /// Takes the file's lock, which ends with the process however it ends.
@@ -122,6 +131,12 @@ fn lock(path: &Path) -> Result<File, Error> {
         ))),
         Err(TryLockError::Error(error)) => Err(unusable(&error)),
     }
+}
+
+/// What the writer is asked for.
+enum Command {
+    Write(Box<dyn Write>),
+    Close,
 }
 
 /// One write, its types hidden.
@@ -172,17 +187,32 @@ where
     }
 }
 
-/// The writer: takes what waits, runs it in one transaction, commits, tells everybody.
-async fn write_all(mut connection: SqliteConnection, mut queue: mpsc::Receiver<Box<dyn Write>>) {
-    let mut batch = Vec::with_capacity(BATCH);
-    while queue.recv_many(&mut batch, BATCH).await > 0 {
+/// The writer: takes what waits, runs it in one transaction, commits, tells everybody. Ends when it is asked to, or when
+/// nobody can ask any more.
+async fn write_all(mut connection: SqliteConnection, mut queue: mpsc::Receiver<Command>) {
+    let mut commands = Vec::with_capacity(BATCH);
+    let mut closing = false;
+    while !closing && queue.recv_many(&mut commands, BATCH).await > 0 {
+        let mut batch = Vec::with_capacity(commands.len());
+        for command in commands.drain(..) {
+            match command {
+                Command::Write(write) => batch.push(write),
+                Command::Close => closing = true,
+            }
+        }
+        if batch.is_empty() {
+            continue;
+        }
         let committed = transact(&mut connection, &mut batch).await;
         if let Err(error) = &committed {
             tracing::error!(error = %error, writes = batch.len(), "a write transaction failed");
         }
-        for mut write in batch.drain(..) {
+        for mut write in batch {
             write.finish(committed.as_ref().copied());
         }
+    }
+    if let Err(error) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await {
+        tracing::warn!(error = %error, "the write-ahead log could not be folded into the database; the next start does it");
     }
     if let Err(error) = connection.close().await {
         tracing::warn!(error = %error, "closing the database failed");

@@ -45,7 +45,7 @@ async fn bad_configuration_files() {
     };
     let mcp = |rest: &str| format!("[[mcp.servers]]\nname = \"one\"\n{rest}\n");
     for (toml, culprit) in [
-        ("this is no toml".to_owned(), "config.toml"),
+        ("this is no toml".to_owned(), "configuration file"),
         (provider("p1") + &provider("p1"), "p1"),
         (provider(" "), "name"),
         (provider("p1").replace("anthropic", "gemini"), "gemini"),
@@ -66,7 +66,6 @@ async fn bad_configuration_files() {
 async fn bad_environments() {
     for (name, value) in [
         ("BAE_ADDR", "nowhere"),
-        ("BAE_ADMIN_ADDR", "0.0.0.0:0"),
         ("BAE_DATABASE_URL", "mysql://x"),
         ("BAE_TURN_TIMEOUT", "soon"),
         ("BAE_SHUTDOWN_TIMEOUT", "-1"),
@@ -76,6 +75,7 @@ async fn bad_environments() {
     ] {
         usage_error(Config::default(), &[(name, Some(value))], name).await;
     }
+    usage_error(Config::default(), &[("BAE_ADMIN_ADDR", Some("0.0.0.0:0"))], "BAE_ADMIN_ALLOW_REMOTE").await;
     let both = Config::default().arg("--rotate-admin-key").arg("--dangerously-disable-admin-auth");
     usage_error(both, &[], "--rotate-admin-key").await;
     usage_error(Config::default().arg("--no-such-flag"), &[], "--no-such-flag").await;
