@@ -28,7 +28,8 @@ impl Transcript {
 
     /// A heading.
     pub fn note(&mut self, text: &str) {
-        self.text.push_str(&format!("\n# {text}\n"));
+        self.text.push('\n');
+        self.push(&format!("# {text}"));
     }
 
     /// Makes a REST call and records both sides.
