@@ -159,7 +159,7 @@ async fn an_answer_from_elsewhere_is_not_answered_again() {
     let (ended, ()) = tokio::join!(driver.say("ask me"), elsewhere);
     ended.unwrap();
     assert_eq!(fake.asked("session.sendMessage").len(), 1);
-    assert_eq!(screen.lines().last().unwrap(), "  The turn did not wait for this terminal's answer.");
+    assert_eq!(screen.lines().last().unwrap(), "  The question was settled without this terminal's answer.");
 }
 
 #[tokio::test]

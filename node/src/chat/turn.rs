@@ -161,7 +161,7 @@ impl Driver {
             });
         }
         if self.screen.with(|transcript| transcript.answered(&calls)) {
-            self.screen.note("The turn did not wait for this terminal's answer.");
+            self.screen.note("The question was settled without this terminal's answer.");
             return None;
         }
         Some(Value::Array(results))
