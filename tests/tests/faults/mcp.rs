@@ -106,3 +106,17 @@ async fn it_is_down_at_the_start() {
         assert_eq!(world.provider.last()["tools"].as_array().unwrap().len(), 1, "only the client's own");
     }
 }
+
+/// It hangs: an error result within the set time, the turn goes on, and the next call works.
+#[tokio::test]
+async fn it_hangs() {
+    for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
+        let mcp = Mcp::start("files", kind, &["ls"]).await;
+        let world = Plan::default().mcp(&mcp).env("BAE_MCP_TIMEOUT", "1").start().await;
+        let session = world.driver().await;
+        let _held = mcp.hold(Outcome::Text("too late".to_owned()));
+        assert!(round(&world, &session).await, "{kind:?}");
+        assert!(!round(&world, &session).await, "{kind:?}: the next call");
+        tests::history::assert_all_paired(&world.provider);
+    }
+}

@@ -72,6 +72,7 @@ async fn bad_environments() {
         ("BAE_SANDBOX_DRIVER", "chroot"),
         ("BAE_LOG_FORMAT", "xml"),
         ("BAE_MAX_TURN_ITERATIONS", "0"),
+        ("BAE_MCP_TIMEOUT", "0"),
     ] {
         usage_error(Config::default(), &[(name, Some(value))], name).await;
     }
