@@ -12,6 +12,9 @@ pub enum Error {
     /// A write may or may not have been applied. Repeat it word for word, or read, before saying that it failed.
     #[error("the outcome of a write is unknown")]
     Unknown,
+    /// Redis cannot be asked; what it would say is not known.
+    #[error("redis is not available: {0}")]
+    Away(String),
     /// The session has a newer owner: stop acting for it.
     #[error("the session has a newer owner")]
     Fenced,

@@ -6,9 +6,11 @@
 
 use crate::Error;
 use crate::log::{Log, Row, State};
+use crate::redis::Committed;
 use bytes::Bytes;
 use engine::event::{Event, Payload};
 use engine::ids::SessionId;
+use engine::outcome::Outcome;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::watch;
@@ -81,9 +83,14 @@ struct Recent {
 
 impl Recent {
     fn push(&mut self, shown: Arc<Shown>) {
-        if self.events.back().is_some_and(|last| last.event.number + 1 != shown.event.number) {
-            self.events.clear();
-            self.bytes = 0;
+        match self.events.back().map(|last| last.event.number) {
+            // Known already: it came by another way.
+            Some(last) if shown.event.number <= last => return,
+            Some(last) if shown.event.number > last + 1 => {
+                self.events.clear();
+                self.bytes = 0;
+            }
+            Some(_) | None => {}
         }
         self.bytes += shown.held();
         self.events.push_back(shown);
@@ -111,6 +118,8 @@ pub struct Feed {
 #[derive(Default)]
 pub struct Feeds {
     live: Mutex<HashMap<SessionId, Weak<Feed>>>,
+    /// Other nodes, which watch sessions too.
+    others: OnceLock<crate::redis::Weak>,
 }
 
 /// Poisoning means that a panic left a cache half-updated; the database fills whatever it lost.
@@ -136,8 +145,27 @@ impl Feeds {
         locked(&self.live).get(&session).and_then(Weak::upgrade)
     }
 
-    /// Tells the readers of a session what was committed. Called in the order of the commits.
-    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool) {
+    /// Tells other nodes from now on, too.
+    pub(crate) fn tell_others(&self, others: crate::redis::Weak) {
+        let _ = self.others.set(others);
+    }
+
+    /// The sessions that are watched here.
+    pub(crate) fn watched(&self) -> Vec<SessionId> {
+        let live = locked(&self.live);
+        live.iter().filter(|(_, feed)| feed.strong_count() > 0).map(|(session, _)| *session).collect()
+    }
+
+    /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
+    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool, outcome: Option<Outcome>) {
+        self.publish_here(session, events, events.last().map_or(0, |event| event.number), ended);
+        if let Some(others) = self.others.get().and_then(crate::redis::Weak::upgrade) {
+            others.publish(Committed::new(session, events, ended, outcome));
+        }
+    }
+
+    /// Tells the readers here. What comes from other nodes comes in no order: readers go by the numbers.
+    pub(crate) fn publish_here(&self, session: SessionId, events: &[Arc<Event>], head: u64, ended: bool) {
         let Some(feed) = self.live(session) else { return };
         {
             let mut recent = locked(&feed.recent);
@@ -145,11 +173,18 @@ impl Feeds {
                 recent.push(Arc::new(Shown::new(Arc::clone(event))));
             }
         }
-        feed.advance(events.last().map_or(0, |event| event.number), ended);
+        feed.advance(head, ended);
     }
 
-    /// Ends all subscriptions of a session.
-    pub fn cut(&self, session: SessionId) {
+    /// What reconciliation found.
+    pub(crate) fn advance(&self, session: SessionId, head: u64, ended: bool) {
+        if let Some(feed) = self.live(session) {
+            feed.advance(head, ended);
+        }
+    }
+
+    /// Ends all subscriptions of a session on this node.
+    pub fn cut_here(&self, session: SessionId) {
         if let Some(feed) = self.live(session) {
             feed.head.send_modify(|head| head.cuts += 1);
         }
@@ -184,6 +219,9 @@ impl Reader {
     pub async fn open(log: &Log, session: SessionId) -> Result<(Reader, Row), Error> {
         let feed = log.feeds().watch(session);
         let head = feed.head.subscribe();
+        if let Some(others) = log.feeds().others.get().and_then(crate::redis::Weak::upgrade) {
+            others.watch(session).await;
+        }
         let row = log.row(session).await?;
         feed.advance(row.head, matches!(row.state, State::Closed | State::Error));
         Ok((Reader { log: log.clone(), session, feed, head, seen: row.head }, row))

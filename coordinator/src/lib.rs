@@ -4,11 +4,14 @@
 //! of HTTP, providers or tools.
 
 pub mod accounts;
+pub mod cluster;
+mod desk;
 mod error;
 pub mod feed;
 pub mod local;
 pub mod log;
 pub mod queue;
+pub mod redis;
 mod sqlite;
 
 pub use error::Error;

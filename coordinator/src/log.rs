@@ -6,6 +6,7 @@
 //! - Events are published by the write itself, after its commit, so what anybody has seen is on disk (I3).
 
 mod append;
+mod beat;
 mod calls;
 mod read;
 mod sessions;

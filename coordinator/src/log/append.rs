@@ -108,10 +108,14 @@ impl Log {
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
         let (session, ended) = (append.session, matches!(append.next, Next::Error(_)));
+        let outcome = match &append.next {
+            Next::Running => None,
+            Next::Idle(outcome) | Next::Paused(outcome, _) | Next::Error(outcome) => Some(outcome.clone()),
+        };
         self.db
             .write(
                 move |c| Box::pin(async move { turn(c, &append).await }),
-                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended),
+                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended, outcome),
             )
             .await
     }
@@ -131,7 +135,7 @@ impl Log {
         self.db
             .write(
                 move |c| Box::pin(async move { free(c, session, key, &events, &side).await }),
-                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, false),
+                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, false, None),
             )
             .await
     }

@@ -353,7 +353,7 @@ impl Log {
         self.db
             .write(
                 move |c| Box::pin(async move { finish_close(c, session, event).await }),
-                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, true),
+                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, true, None),
             )
             .await
             .map(drop)
