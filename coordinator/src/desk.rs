@@ -30,7 +30,7 @@ pub(crate) struct Slot {
 /// All of them.
 pub(crate) struct Desk {
     slots: Mutex<HashMap<SessionId, Slot>>,
-    pub wanted: mpsc::UnboundedSender<Lease>,
+    wanted: mpsc::UnboundedSender<Lease>,
     limit: usize,
 }
 
@@ -79,9 +79,13 @@ impl Desk {
         dropped
     }
 
-    /// Tells a call's waiters how far it is.
-    pub fn tell(&self, session: SessionId, call: CallId, progress: Progress) {
-        self.with(session, |slot| slot.tell(call, progress));
+    /// Hands a lease to whoever serves. May be called under the lock.
+    pub fn want(&self, lease: Lease) {
+        if let Err(mpsc::error::SendError(mut lease)) = self.wanted.send(lease) {
+            // The node is shutting down and takes no more; what it does not serve waits in the database. Nothing is let go
+            // here: the lock may be held.
+            lease.held = false;
+        }
     }
 
     /// Drops the waiting calls of a client, in every session, and tells their waiters.

@@ -266,7 +266,7 @@ impl Redis {
         slot.lost = tokio_util::sync::CancellationToken::new();
         let (wake, stop, lost) = (Arc::clone(&slot.wake), slot.stop.clone(), slot.lost.clone());
         let cluster = Cluster::Redis(self.clone());
-        let _ = self.0.desk.wanted.send(Lease { session, wake, stop, lost, held: true, cluster });
+        self.0.desk.want(Lease { session, wake, stop, lost, held: true, cluster });
     }
 
     pub(crate) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {

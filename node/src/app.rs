@@ -11,7 +11,9 @@ use axum::serve::ListenerExt;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
 use coordinator::feed::Feeds;
-use coordinator::local::{Lease, Local};
+use coordinator::cluster::{Cluster, Lease, Signal};
+use coordinator::local::Local;
+use coordinator::redis::{Redis, Settings as RedisSettings};
 use coordinator::log::Log;
 use engine::ids::{KeyId, SessionId};
 use std::collections::HashSet;
@@ -41,7 +43,7 @@ pub struct App {
     /// The sessions' log.
     pub log: Log,
     /// Who serves and who waits.
-    pub local: Local,
+    pub cluster: Cluster,
     /// Model providers.
     pub providers: Arc<Providers>,
     /// Tools of MCP servers.
