@@ -150,6 +150,13 @@ impl Cluster {
         }
     }
 
+    /// Takes no more sessions; what is given up from now on is offered to other nodes.
+    pub fn drain(&self) {
+        if let Cluster::Redis(redis) = self {
+            redis.drain();
+        }
+    }
+
     /// Calls accepted by this node that wait.
     pub fn waiting(&self) -> usize {
         match self {

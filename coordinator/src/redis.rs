@@ -9,6 +9,8 @@ mod link;
 mod scripts;
 mod tasks;
 
+pub use tasks::Tasks;
+
 pub(crate) use frame::{Committed, Frame};
 
 use crate::Error;
@@ -89,7 +91,7 @@ pub struct Received {
     /// What other nodes tell this one.
     pub signals: mpsc::UnboundedReceiver<Signal>,
     /// What keeps the node in the cluster: to be run until the end.
-    pub tasks: tasks::Tasks,
+    pub tasks: Tasks,
 }
 
 impl Redis {
@@ -117,7 +119,7 @@ impl Redis {
         };
         let redis = Self(Arc::new(shared));
         redis.0.log.feeds().tell_others(Weak(Arc::downgrade(&redis.0)));
-        let tasks = tasks::Tasks::new(redis.clone(), to_do, signal);
+        let tasks = Tasks::new(redis.clone(), to_do, signal);
         Ok((redis, Received { leases, signals, tasks }))
     }
 

@@ -86,6 +86,10 @@ pub struct Config {
     pub admin_key_file: PathBuf,
     /// `BAE_DATABASE_URL`, `--database-url`: the SQLite file. Default `sqlite:bae.db`.
     pub database: PathBuf,
+    /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
+    /// `BAE_REDIS_PREFIX`: in front of every key there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its
+    /// sessions, default 10.
+    pub redis: Option<coordinator::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
     pub log: String,
     /// `BAE_LOG_FORMAT`, `--log-format`: `text` or `json`. Default `text`.
@@ -291,9 +295,6 @@ fn database(settings: &Settings<'_>) -> Result<PathBuf, Usage> {
 
 /// What the contract knows and this version does not have: refused, for nobody should believe that it works.
 fn absent(settings: &Settings<'_>) -> Result<(), Usage> {
-    if let Some(given) = settings.given("redis_url") {
-        return Err(given.refuse("is set, but this version runs as a single node without Redis; unset it"));
-    }
     let Some(given) = settings.given("sandbox_driver") else { return Ok(()) };
     match given.text.trim() {
         "none" => Ok(()),
