@@ -2,10 +2,11 @@
 //! fallbacks, caps and what each call ends with. Compactions are in `compactions`.
 
 use crate::fields;
+use crate::plan::{Call, Row};
 use crate::read::{Fields, array, blocks};
 use crate::requests::block;
 use crate::script::Fit;
-use crate::world::{Call, Row, World};
+use crate::world::World;
 use engine::event::{Event, EventType};
 use engine::ids::KeyId;
 use engine::open::Compaction;
@@ -168,7 +169,9 @@ fn one(mut reader: Reader<'_>, state: &mut State) -> Option<After> {
     let end = call.end.as_ref().expect("every call ends");
     let expected = result.unwrap_or_else(|Cut| {
         state.seen.add("takeover limits", 1);
-        crate::compactions::given_up(&reader)
+        let end = crate::compactions::given_up(&reader);
+        state.seen.add("takeover limits in a compaction", usize::from(end.1 == After::Idle));
+        end
     });
     assert_eq!(reader.at, reader.events.len(), "events after the end");
     assert_eq!((&end.outcome, end.session), (&expected.0, expected.1));
@@ -296,11 +299,12 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
             let event = reader.events.get(reader.at).copied();
             let reply = reader.take(EventType::ServerMessage)?;
             assert!(reply.is("role", "assistant") && !reply.has("synthetic"));
+            assert_eq!(reply.raw("content"), array(&answered(&response)), "the answer was changed");
             let outcome = Outcome::Message(event.expect("taken").event.id);
             crate::compactions::automatic(reader, state)?;
             return Ok((outcome, After::Idle));
         }
-        let uses = round(reader, &mut state.seen)?;
+        let uses = round(reader, &response, &mut state.seen)?;
         if uses.iter().any(|one| !one.server) {
             let event = reader.events.get(reader.at).copied();
             let reply = reader.take(EventType::ServerMessage)?;
@@ -312,6 +316,18 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
     }
 }
 
+/// The blocks of an answer: Anthropic's verbatim, but for the one that was half received.
+fn answered(response: &Fields) -> Vec<String> {
+    if response.is("provider", "openai") {
+        let body = engine::json::parse(response.raw("body")).unwrap();
+        let answer = engine::provider::Wire::OpenAi.answer(&body).expect("logged as ok");
+        return answer.blocks.iter().map(|block| block.get().to_owned()).collect();
+    }
+    let mut blocks = Fields::of(response.raw("body")).list("content");
+    blocks.retain(|block| !Fields::of(block).is("id", "tu_half"));
+    blocks
+}
+
 /// On a pause every tool use carries where it went.
 fn tagged(reply: &Fields, uses: &[Use]) {
     let shown = reply.list("content").into_iter().map(|block| Fields::of(&block)).filter(|b| b.is("type", "tool_use"));
@@ -321,7 +337,7 @@ fn tagged(reply: &Fields, uses: &[Use]) {
 }
 
 /// The tool calls of an answer and the server's part in them.
-fn round(reader: &mut Reader<'_>, seen: &mut Seen) -> Result<Vec<Use>, Cut> {
+fn round(reader: &mut Reader<'_>, response: &Fields, seen: &mut Seen) -> Result<Vec<Use>, Cut> {
     let mut uses = Vec::new();
     let mut calls = Vec::new();
     while reader.peek() == Some(EventType::ToolCall) {
@@ -330,6 +346,10 @@ fn round(reader: &mut Reader<'_>, seen: &mut Seen) -> Result<Vec<Use>, Cut> {
         uses.push(Use { id: call.str("id"), server: dispatch != "client", dispatch, result: None });
         calls.push(call);
     }
+    let asked = answered(response).into_iter().map(|block| Fields::of(&block)).filter(|b| b.is("type", "tool_use"));
+    let asked: Vec<_> = asked.map(|b| ["id", "name", "input"].map(|name| b.raw(name).to_owned())).collect();
+    let called: Vec<_> = calls.iter().map(|c| ["id", "name", "input"].map(|name| c.raw(name).to_owned())).collect();
+    assert_eq!(called, asked, "the calls are not those of the answer");
     for (one, call) in uses.iter_mut().zip(&calls).filter(|(one, _)| one.server) {
         match (one.dispatch.as_str(), call.raw("server_name")) {
             ("mcp", "null") => seen.add("tools nobody offers", 1),

@@ -75,6 +75,16 @@ pub fn toolbox(variant: usize) -> Toolbox {
     Toolbox::new(declared, &mcp)
 }
 
+/// The names of those tools, as a model must be offered them.
+pub fn offered(variant: usize) -> &'static [&'static str] {
+    match variant {
+        0 => &["c1", "c2", "run", "sub", "m1", "m2"],
+        1 => &["c1", "run", "sub", "m1", "m2"],
+        2 => &["c2", "m1", "sub", "run", "m2"],
+        _ => &["m1", "m2"],
+    }
+}
+
 /// The profile's providers.
 pub fn entries(wires: &[Wire]) -> Vec<Entry> {
     let entry = |(i, wire): (usize, &Wire)| Entry {
@@ -127,7 +137,7 @@ fn answer_body(blocks: &[Block], usage: Option<u64>, cut: bool, wire: Wire, ask:
             if cut {
                 content.push(r#"{"type":"tool_use","id":"tu_half","name":"c1","input":{}}"#.to_owned());
             }
-            let usage = usage.map_or("null".to_owned(), |total| {
+            let usage = usage.map_or_else(|| "null".to_owned(), |total| {
                 format!(
                     r#"{{"input_tokens":{},"cache_read_input_tokens":3,"cache_creation_input_tokens":2,"output_tokens":7}}"#,
                     total - 12
@@ -155,9 +165,10 @@ fn answer_body(blocks: &[Block], usage: Option<u64>, cut: bool, wire: Wire, ask:
             if !calls.is_empty() {
                 let _ = write!(members, r#","tool_calls":[{}]"#, calls.join(","));
             }
-            let usage = usage.map_or("null".to_owned(), |total| {
-                format!(r#"{{"prompt_tokens":{},"completion_tokens":7,"total_tokens":{total}}}"#, total - 7)
-            });
+            let usage = usage.map_or_else(
+                || "null".to_owned(),
+                |total| format!(r#"{{"prompt_tokens":{},"completion_tokens":7,"total_tokens":{total}}}"#, total - 7),
+            );
             let finish = if cut { "length" } else { "stop" };
             format!(r#"{{"choices":[{{"message":{{{members}}},"finish_reason":"{finish}"}}],"usage":{usage}}}"#)
         }

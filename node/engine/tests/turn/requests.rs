@@ -1,6 +1,7 @@
 //! What providers are shown: a second, plainer reading of companion 4, and the pairing of tool uses with results (F14).
 
-use crate::read::{Fields, array, blocks, quoted};
+use crate::peers::SCHEMA;
+use crate::read::{Fields, array, blocks, list, quoted};
 use crate::script::Script;
 use crate::world::World;
 use engine::event::{Event, EventType, Payload};
@@ -42,6 +43,9 @@ pub fn history(log: &[Event]) -> Vec<Said> {
     let mut said: Vec<Said> = Vec::new();
     let mut round: Option<Round> = None;
     for event in log[start(log)..].iter().filter(|e| e.call.is_some()) {
+        if matches!(event.event.payload, Payload::Request(_)) {
+            continue;
+        }
         let payload = Fields::payload(event);
         match event.event.kind {
             EventType::ClientMessage => {
@@ -135,6 +139,9 @@ pub fn check(world: &World<'_>, request: &Request) {
     let Payload::Request(logged) = &world.log[at].event.payload else { panic!("a request's payload") };
     let text = request.payload();
     assert_eq!(logged.payload(), text, "what is sent is not what is logged");
+    if !world.plan.looks {
+        return;
+    }
     let payload = Fields::of(&text);
     pairs(&payload.list("messages"));
 
@@ -193,6 +200,15 @@ fn pairs(messages: &[String]) {
         assert!(asked.windows(2).all(|two| two[0] != two[1]), "two uses with one id in {messages:?}");
     }
     assert_eq!(asked, Vec::<String>::new(), "uses without results at the end of {messages:?}");
+}
+
+/// The tools offered, and their schemas as declared.
+pub fn offers(request: &Request, names: &[&str]) {
+    let tools: Vec<Fields> = list(request.tools.get()).iter().map(|tool| Fields::of(tool)).collect();
+    assert_eq!(tools.iter().map(|tool| tool.str("name")).collect::<Vec<_>>(), names);
+    let schemas = tools.iter().filter(|tool| tool.raw("input_schema") == SCHEMA).count();
+    let bare = usize::from(names.contains(&"sub") && names.contains(&"c1"));
+    assert_eq!(schemas, names.len() - bare, "a schema was changed: {tools:?}");
 }
 
 /// Texts reach the provider's body as they are.

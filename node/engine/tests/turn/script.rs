@@ -194,7 +194,7 @@ pub fn script() -> impl Strategy<Value = Script> {
         prop::collection::vec(prop::bool::weighted(0.7), 0..4),
         prop::collection::vec(prop::bool::weighted(0.7), 0..4),
     );
-    (compaction(), 1..6u32, wires, prop::collection::vec(op(), 2..14), outside, any::<u64>()).prop_map(
+    (compaction(), 1..6u32, wires, prop::collection::vec(op(), 2..10), outside, any::<u64>()).prop_map(
         |(compaction, max_rounds, wires, ops, (answers, summaries, mcp, launches, stores), stops)| Script {
             compaction,
             max_rounds,

@@ -2,6 +2,7 @@
 //! be stopped after any append: then the turn is folded anew from what is stored.
 
 use crate::peers;
+use crate::plan::{Call, Plan, Row, Stops};
 use crate::read::{Fields, quoted};
 use crate::requests;
 use crate::script::{By, Fit, Op, Script, What};
@@ -11,63 +12,11 @@ use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
 use engine::round::Use;
-use engine::rpc::RpcError;
+use engine::toolbox::Toolbox;
 use engine::turn::{After, Context, End, Gate, Opening, Step, Then, Turn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// After which appends the program is stopped and started anew.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Stops {
-    Never,
-    /// Every one but those that leave an MCP call under way, whose outcome would be lost.
-    Harmless,
-    Every,
-    /// Where the bit is set.
-    Bits(u64),
-    Only(usize),
-}
-
-/// How a script is run.
-#[derive(Debug, Clone, Copy)]
-pub struct Plan {
-    pub stops: Stops,
-    /// Fold from the newest completed compaction on, not from the start.
-    pub newest: bool,
-    /// What a new owner is told of takeovers before.
-    pub takeovers: u32,
-    /// The client declares other tools while the program is down.
-    pub swap_tools: bool,
-}
-
-/// What the session's row says.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Row {
-    Idle,
-    Running,
-    Paused(KeyId),
-    Error,
-}
-
-/// A call that was opened.
-#[derive(Debug, Clone)]
-pub struct Call {
-    pub id: CallId,
-    pub key: KeyId,
-    pub opening: Opening,
-    pub gate: Gate,
-    /// How an answer fits, where one is awaited; none for other openings.
-    pub fit: Option<Fit>,
-    pub primary: bool,
-    /// Who owned the pause before.
-    pub owner: Option<KeyId>,
-    pub refused: Option<RpcError>,
-    pub end: Option<End>,
-    /// It was given up after too many takeovers.
-    pub limited: bool,
-    pub store_failed: bool,
-}
 
 #[derive(Default)]
 struct Cursor {
@@ -80,10 +29,12 @@ struct Cursor {
 
 pub struct World<'a> {
     pub script: &'a Script,
-    plan: Plan,
+    pub plan: Plan,
     fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
     pub log: Vec<Event>,
     stored: BTreeMap<u64, String>,
+    /// Every stored request, read back.
+    loaded: BTreeMap<u64, Arc<Request>>,
     pub row: Row,
     pub calls: Vec<Call>,
     pub appends: usize,
@@ -95,6 +46,8 @@ pub struct World<'a> {
     pub in_progress: usize,
     cursor: Cursor,
     op: Op,
+    /// What a client may have declared.
+    tools: [Toolbox; 4],
 }
 
 pub fn client(n: u8) -> KeyId {
@@ -112,6 +65,7 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
         fresh: &fresh,
         log: Vec::new(),
         stored: BTreeMap::new(),
+        loaded: BTreeMap::new(),
         row: Row::Idle,
         calls: Vec::new(),
         appends: 0,
@@ -120,6 +74,7 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
         in_progress: 0,
         cursor: Cursor::default(),
         op,
+        tools: [0, 1, 2, 3].map(peers::toolbox),
     };
     let mut turn = Turn::default();
     for op in &script.ops {
@@ -133,13 +88,19 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
 }
 
 impl<'a> World<'a> {
-    fn context(&self) -> Context<'a> {
+    /// Bytes of each stored request, in order.
+    pub fn stored_bytes(&self) -> Vec<usize> {
+        self.stored.values().map(String::len).collect()
+    }
+
+    /// What decisions need beside the log.
+    pub fn context(&self) -> Context<'a> {
         let mut entries = peers::entries(&self.script.wires).into_iter();
         let primary = entries.next().filter(|_| self.op.primary).ok_or_else(|| "unknown provider \"p0\"".to_owned());
         Context {
             primary,
             fallbacks: entries.collect(),
-            tools: peers::toolbox(self.op.tools),
+            tools: self.tools[self.op.tools].clone(),
             available_sandboxes: vec!["img".into()],
             compaction: self.script.compaction.clone(),
             max_rounds: self.script.max_rounds,
@@ -164,6 +125,7 @@ impl<'a> World<'a> {
         let (role, content, fit) = match &self.op.what {
             What::Plain(i) => ("user", peers::MESSAGES[*i].to_owned(), None),
             What::Assistant => ("assistant", r#""An aside""#.to_owned(), paused.then_some(Fit::WrongRole)),
+            What::Answer(_) if !paused && self.op.by == By::Owner => ("user", peers::MESSAGES[2].to_owned(), None),
             What::Answer(_) if !paused => ("user", format!("[{}]", peers::result("tu_none", 0)), None),
             What::Answer(fit) => {
                 let uses = self.uses();
@@ -199,7 +161,7 @@ impl<'a> World<'a> {
     fn call(&mut self, turn: &mut Turn) {
         let owner = if let Row::Paused(owner) = self.row { Some(owner) } else { None };
         let key = match (self.op.by, owner) {
-            (By::Owner, owner) => owner.unwrap_or(client(1)),
+            (By::Owner, owner) => owner.unwrap_or_else(|| client(1)),
             (By::Stranger, Some(owner)) if owner == client(2) => client(3),
             (By::Stranger, _) => client(2),
         };
@@ -279,11 +241,12 @@ impl<'a> World<'a> {
             self.log.push(committed(number, Some(id), event.clone()));
             if let Payload::Request(request) = &event.payload {
                 self.stored.insert(number, request.store(chain.as_ref()));
-                assert_eq!(
-                    self.load(number).payload(),
-                    event.payload.text(),
-                    "a stored request reads back differently"
-                );
+                if request.attempt == 1 && !request.compaction {
+                    requests::offers(request, peers::offered(self.op.tools));
+                }
+                let loaded = self.load(number);
+                assert_eq!(loaded.payload(), event.payload.text(), "a stored request reads back differently");
+                self.loaded.insert(number, Arc::new(loaded));
             }
         }
         turn.committed(first);
@@ -343,7 +306,7 @@ impl<'a> World<'a> {
         for event in &self.log[start..] {
             let mut event = event.clone();
             if matches!(event.event.payload, Payload::Request(_)) {
-                event.event.payload = Payload::Request(Arc::new(self.load(event.number)));
+                event.event.payload = Payload::Request(Arc::clone(&self.loaded[&event.number]));
             }
             turn.apply(&event);
         }
