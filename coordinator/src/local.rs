@@ -48,8 +48,7 @@ impl Local {
         slot.owned = true;
         let (wake, stop, lost) = (Arc::clone(&slot.wake), slot.stop.clone(), slot.lost.clone());
         let cluster = Cluster::Local(self.clone());
-        // A node that is shutting down takes no more; what it does not serve waits in the database.
-        let _ = self.0.wanted.send(Lease { session, wake, stop, lost, held: true, cluster });
+        self.0.want(Lease { session, wake, stop, lost, held: true, cluster });
     }
 
     pub(crate) fn wake(&self, session: SessionId) {

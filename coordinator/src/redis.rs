@@ -34,8 +34,9 @@ use tokio::time::Instant;
 /// How the cluster is reached.
 #[derive(Clone)]
 pub struct Settings {
-    /// See the link's own words on URLs.
-    pub url: String,
+    /// `redis://`, `rediss://`, or `sentinel://[user:password@]host:port[,host:port…]/service[/db]` (`sentinels://` for TLS to
+    /// the servers). May hold a password.
+    pub url: secrecy::SecretString,
     /// In front of every key.
     pub prefix: String,
     /// How long a lease lives without renewal.
@@ -100,7 +101,7 @@ impl Redis {
     /// # Errors
     /// `Unusable` for a URL that makes no sense. Redis need not be reachable yet.
     pub fn new(settings: Settings, log: Log, limit: usize) -> Result<(Self, Received), Error> {
-        let link = Link::new(&settings.url)
+        let link = Link::new(secrecy::ExposeSecret::expose_secret(&settings.url))
             .map_err(|error| Error::Unusable(format!("BAE_REDIS_URL cannot be used: {}", error.category())))?;
         let (wanted, leases) = mpsc::unbounded_channel();
         let (errands, to_do) = mpsc::unbounded_channel();

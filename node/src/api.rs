@@ -64,6 +64,7 @@ fn failed(error: &coordinator::Error) -> RpcError {
         coordinator::Error::Unavailable(_)
         | coordinator::Error::Failed(_)
         | coordinator::Error::Unknown
+        | coordinator::Error::Away(_)
         | coordinator::Error::Fenced
         | coordinator::Error::Refused
         | coordinator::Error::Duplicate

@@ -133,13 +133,15 @@ impl fmt::Debug for Config {
 }
 
 /// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 22] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
     "admin_key_file",
     "database_url",
     "redis_url",
+    "redis_prefix",
+    "lease",
     "log",
     "log_format",
     "otel_log",
@@ -192,6 +194,7 @@ impl Config {
             admin_key: admin_key(&settings)?,
             admin_key_file: settings.text("admin_key_file").map_or(beside, PathBuf::from),
             database,
+            redis: redis(&settings)?,
             log: filter(&settings, "log")?,
             log_format: settings.parsed("log_format", "text or json", log_format)?.unwrap_or(LogFormat::Text),
             otel_log: filter(&settings, "otel_log")?,
@@ -291,6 +294,19 @@ fn database(settings: &Settings<'_>) -> Result<PathBuf, Usage> {
         }
         Some(path) => Ok(path.into()),
     }
+}
+
+fn redis(settings: &Settings<'_>) -> Result<Option<coordinator::redis::Settings>, Usage> {
+    let Some(given) = settings.given("redis_url") else { return Ok(None) };
+    let known = ["redis://", "rediss://", "sentinel://", "sentinels://"];
+    if !known.iter().any(|scheme| given.text.trim().starts_with(scheme)) {
+        return Err(given.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
+    }
+    Ok(Some(coordinator::redis::Settings {
+        url: given.text.trim().into(),
+        prefix: settings.text("redis_prefix").unwrap_or_else(|| "bae:".to_owned()),
+        lease: settings.seconds("lease", 10)?,
+    }))
 }
 
 /// What the contract knows and this version does not have: refused, for nobody should believe that it works.

@@ -98,8 +98,8 @@ fn wrong_settings() {
         ),
         (
             "BAE_REDIS_URL",
-            "redis://h",
-            "BAE_REDIS_URL is set, but this version runs as a single node without Redis; unset it",
+            "http://h",
+            "BAE_REDIS_URL must be redis://, rediss://, sentinel:// or sentinels://",
         ),
         (
             "BAE_SANDBOX_DRIVER",
