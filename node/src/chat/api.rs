@@ -248,6 +248,14 @@ pub struct Frames {
 }
 
 impl Frames {
+    /// The next frame; `None` when the stream has been silent, but open, for so long.
+    pub async fn next_within(&mut self, silence: Duration) -> Result<Option<Frame>, Failure> {
+        match tokio::time::timeout(silence, self.next()).await {
+            Ok(frame) => frame.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// The next frame; `Lost` when the stream ends, since its last frame is a result or an error.
     pub async fn next(&mut self) -> Result<Frame, Failure> {
         loop {

@@ -29,6 +29,13 @@ impl Keyboard {
         Keyboard { lines: Some(receiver) }
     }
 
+    /// A keyboard on which nothing is typed while the sender lives.
+    #[cfg(test)]
+    pub fn silent() -> (Keyboard, mpsc::Sender<String>) {
+        let (sender, receiver) = mpsc::channel(AHEAD);
+        (Keyboard { lines: Some(receiver) }, sender)
+    }
+
     /// The next line; `None` when the input has ended. May be dropped while waiting; no line is lost.
     pub async fn line(&mut self) -> Option<String> {
         self.lines.get_or_insert_with(start).recv().await

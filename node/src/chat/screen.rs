@@ -3,6 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Notify;
+
 use super::api::Event;
 use super::transcript::{Line, Transcript, Voice};
 
@@ -18,6 +20,7 @@ pub enum Notes {
 #[derive(Clone)]
 pub struct Screen {
     inner: Arc<Mutex<Inner>>,
+    told: Arc<Notify>,
 }
 
 struct Inner {
@@ -44,7 +47,7 @@ impl Screen {
             #[cfg(test)]
             captured: None,
         };
-        Screen { inner: Arc::new(Mutex::new(inner)) }
+        Screen { inner: Arc::new(Mutex::new(inner)), told: Arc::default() }
     }
 
     /// A screen whose lines a test reads.
@@ -65,6 +68,22 @@ impl Screen {
         let mut inner = self.lock();
         for line in inner.transcript.tell(event) {
             inner.print(&line);
+        }
+        drop(inner);
+        self.told.notify_waiters();
+    }
+
+    /// Waits until the session, as it was told here, is like this.
+    pub async fn until(&self, like_this: impl Fn(&Transcript) -> bool) {
+        loop {
+            let told = self.told.notified();
+            tokio::pin!(told);
+            // Registered before the look, so that nothing told after it is missed.
+            told.as_mut().enable();
+            if like_this(&self.lock().transcript) {
+                return;
+            }
+            told.await;
         }
     }
 

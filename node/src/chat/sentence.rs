@@ -48,7 +48,9 @@ pub fn of_error(payload: &Value) -> Option<String> {
 /// A failed attempt at a provider.
 pub fn of_failed_attempt(payload: &Value) -> String {
     let provider = text(payload, "provider");
-    let error = payload["error"].as_str().unwrap_or("no reason given");
+    // The provider's own words, where it had any, say more than the server's.
+    let error = payload["body"]["error"]["message"].as_str().or_else(|| payload["error"].as_str());
+    let error = error.unwrap_or("no reason given");
     match payload["status"].as_u64() {
         Some(529) => format!("Provider {provider} is overloaded (529): {error}"),
         Some(429) => format!("Provider {provider} asks for fewer requests (429): {error}"),
@@ -128,6 +130,9 @@ mod tests {
     fn attempts_tell_status_and_provider() {
         let overloaded = json!({"provider": "main", "status": 529, "error": "Overloaded"});
         assert_eq!(of_failed_attempt(&overloaded), "Provider main is overloaded (529): Overloaded");
+        let body = json!({"type": "error", "error": {"type": "x", "message": "Busy"}});
+        let overloaded = json!({"provider": "main", "status": 529, "error": "HTTP 529", "body": body});
+        assert_eq!(of_failed_attempt(&overloaded), "Provider main is overloaded (529): Busy");
         let unreachable = json!({"provider": "main", "status": null, "error": "refused"});
         assert_eq!(of_failed_attempt(&unreachable), "Provider main could not be reached: refused");
     }

@@ -144,6 +144,25 @@ async fn a_joined_session_reads_from_its_beginning() {
 }
 
 #[tokio::test]
+async fn an_answer_from_elsewhere_is_not_answered_again() {
+    let fake = fake([Turn::Blocks(json!([call("a", "ask_user", json!({"question": "why?"}))]))]);
+    let mut driver = driver(&fake, &[]).await;
+    let (keyboard, _typing) = Keyboard::silent();
+    driver.keyboard = keyboard;
+    let screen = driver.screen.clone();
+    let elsewhere = async {
+        screen.until(|transcript| transcript.waits_for().is_some()).await;
+        let answer = json!([{"type": "tool_result", "tool_use_id": "a", "content": "because"}]);
+        let event = fake.with(|world| world.record("client.message.send", json!({"role": "user", "content": answer})));
+        screen.event(&serde_json::from_str(&event.to_string()).unwrap());
+    };
+    let (ended, ()) = tokio::join!(driver.say("ask me"), elsewhere);
+    ended.unwrap();
+    assert_eq!(fake.asked("session.sendMessage").len(), 1);
+    assert_eq!(screen.lines().last().unwrap(), "  The question was settled without this terminal's answer.");
+}
+
+#[tokio::test]
 async fn a_watcher_goes_on_where_it_was_cut() {
     let fake = fake([]);
     let driver = driver(&fake, &[]).await;

@@ -54,6 +54,8 @@ pub struct Transcript {
     tools: HashMap<String, String>,
     summary_follows: bool,
     pause: Option<Pause>,
+    /// Tool uses that have their results, whoever gave them.
+    answered: HashSet<String>,
     running: bool,
     over: bool,
     last_words: Option<String>,
@@ -76,7 +78,7 @@ impl Transcript {
         let told = match kind {
             "client.message.send" => self.heard(key, payload),
             "server.message.send" => self.spoken(key, payload),
-            "provider.response" => self.answered(payload),
+            "provider.response" => self.provided(payload),
             "tool.call" => self.called(payload),
             "tool.result" => Some(self.returned(payload)),
             "session.open" | "session.join" => self.entered(kind, key),
@@ -114,6 +116,8 @@ impl Transcript {
     fn heard(&mut self, key: Option<&str>, payload: &Value) -> Option<Line> {
         self.running = true;
         self.pause = None;
+        let blocks = payload["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+        self.answered.extend(blocks.iter().filter_map(|block| block["tool_use_id"].as_str()).map(str::to_owned));
         let text = texts(&payload["content"])?;
         if let Some(place) = self.sent.iter().position(|sent| *sent == text) {
             self.sent.remove(place);
@@ -150,7 +154,7 @@ impl Transcript {
     }
 
     /// A failed attempt; or words that come with tool calls, which a turn without a pause says nowhere else.
-    fn answered(&mut self, payload: &Value) -> Option<Line> {
+    fn provided(&mut self, payload: &Value) -> Option<Line> {
         if payload["ok"] == Value::Bool(false) {
             return Some(Line::trouble(sentence::of_failed_attempt(payload)));
         }
@@ -180,6 +184,7 @@ impl Transcript {
 
     fn returned(&mut self, payload: &Value) -> Line {
         let id = payload["tool_use_id"].as_str().unwrap_or_default();
+        self.answered.insert(id.to_owned());
         let name = self.tools.remove(id).unwrap_or_else(|| "tool".to_owned());
         let text = texts(&payload["content"]).unwrap_or_else(|| match &payload["content"] {
             Value::Null => String::new(),
@@ -235,6 +240,11 @@ impl Transcript {
 
     pub fn last_words(&self) -> Option<&str> {
         self.last_words.as_deref()
+    }
+
+    /// Whether one of these calls has its result already.
+    pub fn answered(&self, calls: &[Call]) -> bool {
+        calls.iter().any(|call| self.answered.contains(&call.id))
     }
 
     /// The calls with which a turn waits for this client.

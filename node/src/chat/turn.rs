@@ -9,7 +9,6 @@ use anyhow::bail;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep_until};
 
 use super::api::{Event, Failure, Frame, Frames, Session};
 use super::keyboard::Keyboard;
@@ -58,8 +57,10 @@ impl Driver {
 
     /// Answers the calls of a turn that waits for this client, and stays with it.
     pub async fn resume(&mut self, calls: Vec<Call>) -> anyhow::Result<()> {
-        let results = self.results(calls).await;
-        self.turn(results).await
+        match self.results(calls).await {
+            Some(results) => self.turn(results).await,
+            None => Ok(()),
+        }
     }
 
     async fn turn(&mut self, mut content: Value) -> anyhow::Result<()> {
@@ -81,7 +82,10 @@ impl Driver {
                 }
                 return Ok(());
             }
-            content = self.results(calls).await;
+            match self.results(calls).await {
+                Some(results) => content = results,
+                None => return Ok(()),
+            }
         }
     }
 
@@ -121,8 +125,8 @@ impl Driver {
 
     async fn attempt(&self, method: &str, params: &Value, patience: &mut Patience) -> Result<Box<RawValue>, Failure> {
         let mut frames = self.session.call(method, params).await?;
-        self.screen.back();
         let mut frame = self.first(&mut frames).await?;
+        self.screen.back();
         loop {
             patience.renew();
             match frame {
@@ -135,35 +139,45 @@ impl Driver {
 
     /// The first frame; a queued call has none for as long as others' turns take.
     async fn first(&self, frames: &mut Frames) -> Result<Frame, Failure> {
-        let silent = sleep_until(Instant::now() + SILENCE);
-        tokio::select! {
-            frame = frames.next() => return frame,
-            () = silent => self.screen.note("Waiting: another turn comes first."),
+        if let Some(frame) = frames.next_within(SILENCE).await? {
+            return Ok(frame);
         }
+        self.screen.back();
+        self.screen.note("Waiting: another turn comes first.");
         frames.next().await
     }
 
     /// Runs the tools and makes the content that answers for them.
-    async fn results(&mut self, calls: Vec<Call>) -> Value {
+    ///
+    /// `None` when the calls got their results meanwhile, from another terminal or because they were given up: a late answer
+    /// could meet the next pause, whose calls it does not fit, and that would end the session.
+    async fn results(&mut self, calls: Vec<Call>) -> Option<Value> {
         let mut results = Vec::new();
-        for call in calls {
+        for call in &calls {
             results.push(match call.name.as_str() {
                 CURRENT_TIME => call.answered(&current_time()),
-                ASK_USER => self.ask(&call).await,
+                ASK_USER => self.ask(call, &calls).await,
                 other => call.failed(&format!("this client has no tool named {other}")),
             });
         }
-        Value::Array(results)
+        if self.screen.with(|transcript| transcript.answered(&calls)) {
+            self.screen.note("The question was settled without this terminal's answer.");
+            return None;
+        }
+        Some(Value::Array(results))
     }
 
-    async fn ask(&mut self, call: &Call) -> Value {
-        self.screen.line(&Line::said(Voice::Model, "question".to_owned(), call.question()));
+    /// Asks the person, for as long as the turn waits for the calls.
+    async fn ask(&mut self, call: &Call, calls: &[Call]) -> Value {
+        self.screen.line(&Line::said(Voice::Tool, "question".to_owned(), call.question()));
         self.screen.prompt("answer> ");
-        match self.keyboard.line().await {
-            Some(line) => {
-                self.screen.typed(&line);
-                call.answered(&line)
-            }
+        let line = tokio::select! {
+            line = self.keyboard.line() => line,
+            () = self.screen.until(|transcript| transcript.answered(calls)) => Some(String::new()),
+        };
+        self.screen.typed(line.as_deref().unwrap_or_default());
+        match line {
+            Some(line) => call.answered(&line),
             None => call.failed("nobody is at the terminal to answer"),
         }
     }

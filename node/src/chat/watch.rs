@@ -12,6 +12,8 @@ use super::screen::Screen;
 
 /// A connection that lived so long was a good one.
 const GOOD: Duration = Duration::from_secs(5);
+/// One that stayed open so long is one at all.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// Shows events after `since` until the session ends, the server refuses, or patience runs out.
 pub async fn watch(
@@ -47,16 +49,21 @@ async fn follow(session: &Session, screen: &Screen, since: &mut Option<String>, 
         Ok(frames) => frames,
         Err(failure) => return failure,
     };
+    // A server that is stopping ends streams as soon as it opens them; that is no connection yet.
+    let mut next = match frames.next_within(SETTLED).await {
+        Ok(first) => first,
+        Err(failure) => return failure,
+    };
     screen.back();
     loop {
-        match frames.next().await {
-            Ok(Frame::Event(event)) => {
-                patience.renew();
-                screen.event(&event);
-                *since = Some(event.id);
-            }
-            Ok(Frame::Result(_)) => {}
-            Err(failure) => return failure,
+        if let Some(Frame::Event(event)) = next {
+            patience.renew();
+            screen.event(&event);
+            *since = Some(event.id);
         }
+        next = match frames.next().await {
+            Ok(frame) => Some(frame),
+            Err(failure) => return failure,
+        };
     }
 }

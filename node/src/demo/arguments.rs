@@ -65,7 +65,8 @@ impl<'a> Hints<'a> {
 
     fn text(&mut self) -> String {
         self.quoted.pop().unwrap_or_else(|| {
-            if self.subject.is_empty() { shortened(self.words, 500) } else { shortened(&self.subject, 500) }
+            let subject = if self.subject.is_empty() { self.words.trim() } else { &self.subject };
+            shortened(if subject.is_empty() { "hello" } else { subject }, 500)
         })
     }
 }
@@ -208,7 +209,7 @@ fn subject(words: &str) -> String {
     let Some(from) = from else { return String::new() };
     let mut rest = &tokens[from..];
     while let [shorter @ .., last] = rest {
-        if !matches!(bare(last).as_str(), "and" | "then" | "") {
+        if !matches!(bare(last).as_str(), "and" | "then" | "with" | "using" | "") {
             break;
         }
         rest = shorter;
@@ -252,6 +253,9 @@ mod tests {
         assert_eq!(one("message", text.clone(), "say \"one two\" now"), "one two");
         assert_eq!(one("question", text.clone(), "ask me my favourite colour"), "What is your favourite colour?");
         assert_eq!(one("question", text.clone(), "ask me something"), "What would you like me to know?");
+        assert_eq!(one("question", text.clone(), ""), "What would you like me to know?");
+        assert_eq!(one("message", text.clone(), ""), "hello");
+        assert_eq!(one("message", text.clone(), "say hi there with "), "hi there");
         assert_eq!(one("path", text.clone(), "on /tmp/a.txt, please"), "/tmp/a.txt");
         assert_eq!(one("path", text.clone(), "list the directory"), ".");
         assert_eq!(one("url", text.clone(), "fetch http://a.example/x?"), "http://a.example/x");

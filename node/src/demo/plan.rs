@@ -114,8 +114,14 @@ fn named<'a>(segment: &str, tools: &'a [Tool]) -> Vec<Call<'a>> {
         .map(|(place, (_, end, tool))| {
             // Lower-casing may change lengths outside ASCII; then the words are the whole segment.
             let until = starts.get(place + 1).copied().unwrap_or(segment.len());
-            let words = if lower.len() == segment.len() { segment.get(*end..until) } else { None };
-            Call { tool, words: words.filter(|words| words.len() > 2).unwrap_or(segment).to_owned() }
+            let words = match (segment.get(*end..until), segment.get(..starts[0])) {
+                _ if lower.len() != segment.len() => segment,
+                // "say hello with echo": nothing follows, so what stands before is meant.
+                (Some(after), Some(before)) if after.trim().len() < 2 => before,
+                (Some(after), _) => after,
+                (None, _) => segment,
+            };
+            Call { tool, words: words.to_owned() }
         })
         .collect()
 }
@@ -251,5 +257,7 @@ mod tests {
         let rounds = rounds("use echo with hello and add 2 and 3", &tools);
         let words: Vec<&str> = rounds[0].iter().map(|call| call.words.trim()).collect();
         assert_eq!(words, ["with hello and", "2 and 3"]);
+        assert_eq!(super::rounds("say hello with echo", &tools)[0][0].words, "say hello with ");
+        assert_eq!(super::rounds("echo", &tools)[0][0].words, "");
     }
 }
