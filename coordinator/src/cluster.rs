@@ -1,6 +1,7 @@
 //! The cluster as one session sees it: who serves it, who waits, who is told. One interface over two backends, in one process
 //! or through Redis; neither decides what is true, the database does.
 
+use crate::Error;
 use crate::local::Local;
 use crate::queue::{Call, Claim, Gate, Rejected};
 use crate::redis::Redis;
@@ -31,6 +32,17 @@ pub enum Progress {
 pub enum Signal {
     /// A client key was revoked.
     Revoked(KeyId),
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Unique for each start of a process.
+    pub node: String,
+    /// Whether it takes no more sessions.
+    pub draining: bool,
+    /// Whether it is the one that was asked.
+    pub asked: bool,
 }
 
 /// The backend.
@@ -147,6 +159,36 @@ impl Cluster {
         match self {
             Cluster::Local(local) => local.stop(session, error).await,
             Cluster::Redis(redis) => redis.stop(session, error).await,
+        }
+    }
+
+    /// The living nodes and what each says of itself.
+    ///
+    /// # Errors
+    /// `Away` when Redis cannot be asked.
+    pub async fn nodes(&self) -> Result<Vec<Member>, Error> {
+        match self {
+            Cluster::Local(local) => Ok(vec![local.member()]),
+            Cluster::Redis(redis) => redis.nodes().await,
+        }
+    }
+
+    /// The node that serves a session just now, if one does.
+    ///
+    /// # Errors
+    /// `Away` when Redis cannot be asked.
+    pub async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
+        match self {
+            Cluster::Local(local) => Ok(local.owner(session)),
+            Cluster::Redis(redis) => redis.owner(session).await,
+        }
+    }
+
+    /// What an operator should know although the node works: why coordination is worse than it could be.
+    pub async fn complaints(&self) -> Vec<String> {
+        match self {
+            Cluster::Local(_) => Vec::new(),
+            Cluster::Redis(redis) => redis.complaints().await,
         }
     }
 

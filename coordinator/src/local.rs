@@ -1,12 +1,15 @@
 //! The cluster of one process: its queues are the queues, and whoever asks first serves.
 
-use crate::cluster::{Cluster, Lease, Progress};
+use crate::cluster::{Cluster, Lease, Member, Progress};
 use crate::desk::{Desk, Slot};
 use crate::queue::{Call, Claim, Gate, Rejected};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
+
+/// The name of the only node.
+const ALONE: &str = "single";
 
 /// The process's sessions.
 #[derive(Clone)]
@@ -17,6 +20,14 @@ impl Local {
     pub fn new(limit: usize) -> (Self, mpsc::UnboundedReceiver<Lease>) {
         let (wanted, leases) = mpsc::unbounded_channel();
         (Self(Arc::new(Desk::new(limit, wanted))), leases)
+    }
+
+    pub(crate) fn member(&self) -> Member {
+        Member { node: ALONE.to_owned(), draining: false, asked: true }
+    }
+
+    pub(crate) fn owner(&self, session: SessionId) -> Option<String> {
+        self.0.with(session, |slot| slot.owned).unwrap_or(false).then(|| ALONE.to_owned())
     }
 
     pub(crate) fn enqueue(

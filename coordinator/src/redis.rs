@@ -14,7 +14,7 @@ pub use tasks::Tasks;
 pub(crate) use frame::{Committed, Frame};
 
 use crate::Error;
-use crate::cluster::{Cluster, Lease, Progress, Signal, Successor};
+use crate::cluster::{Cluster, Lease, Member, Progress, Signal, Successor};
 use crate::desk::{Desk, Slot};
 use crate::log::Log;
 use crate::queue::{Call, Claim, Gate, Rejected};
@@ -124,36 +124,30 @@ impl Redis {
         Ok((redis, Received { leases, signals, tasks }))
     }
 
-    /// This node's name in the cluster.
-    pub fn node(&self) -> &str {
-        &self.0.node
-    }
-
-    /// The living nodes, each with `ready` or `draining`.
-    ///
-    /// # Errors
-    /// When Redis cannot be asked.
-    pub async fn nodes(&self) -> Result<Vec<(String, String)>, Error> {
+    pub(crate) async fn nodes(&self) -> Result<Vec<Member>, Error> {
         let nodes: Vec<String> = self.call(&self.0.scripts.nodes, "", |s| s).await.map_err(away)?;
-        Ok(nodes.iter().filter_map(|node| node.split_once(' ')).map(|(n, s)| (n.to_owned(), s.to_owned())).collect())
+        let member = |text: &String| {
+            let (node, state) = text.split_once(' ')?;
+            Some(Member { node: node.to_owned(), draining: state == "draining", asked: node == self.0.node })
+        };
+        Ok(nodes.iter().filter_map(member).collect())
     }
 
-    /// The node that serves a session, if one does.
-    ///
-    /// # Errors
-    /// When Redis cannot be asked.
-    pub async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
+    pub(crate) async fn complaints(&self) -> Vec<String> {
+        match self.0.link.policy().await {
+            Err(error) => vec![format!("redis is not reachable ({}): new calls wait", error.category())],
+            // A server that does not let us ask is not complained about.
+            Ok(policy) if policy.is_empty() || policy == "noeviction" => Vec::new(),
+            Ok(policy) => vec![format!("redis evicts keys (maxmemory-policy {policy}); set it to noeviction")],
+        }
+    }
+
+    pub(crate) async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
         let owner: String = self.call(&self.0.scripts.owner, &self.keys(session), |s| s).await.map_err(away)?;
         Ok(Some(owner).filter(|owner| !owner.is_empty()))
     }
 
-    /// Whether Redis answered last.
-    pub fn up(&self) -> bool {
-        self.0.link.up()
-    }
-
-    /// Takes no more sessions; others are offered what is given up.
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.0.draining.store(true, Ordering::Relaxed);
     }
 

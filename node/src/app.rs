@@ -202,7 +202,7 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
     tracing::info!(
         client.addr = address(&ports.client),
         admin.addr = address(&ports.admin),
-        database = %app.config.database.display(),
+        database = %app.config.database,
         "serving"
     );
     if app.config.telemetry.enabled {

@@ -70,6 +70,24 @@ pub enum AdminKey {
     Rotated,
 }
 
+/// Where the data is.
+#[derive(Clone)]
+pub enum Database {
+    /// A file of this machine, for one node.
+    Sqlite(PathBuf),
+    /// A server; the URL may hold a password.
+    Postgres(SecretString),
+}
+
+impl fmt::Display for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Database::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Database::Postgres(_) => f.write_str("postgres"),
+        }
+    }
+}
+
 /// Everything that can be set.
 #[derive(Clone)]
 pub struct Config {
@@ -84,8 +102,10 @@ pub struct Config {
     pub admin_key: AdminKey,
     /// `BAE_ADMIN_KEY_FILE`, `--admin-key-file`: where a made admin key is written. Default `admin.key` beside the database.
     pub admin_key_file: PathBuf,
-    /// `BAE_DATABASE_URL`, `--database-url`: the SQLite file. Default `sqlite:bae.db`.
-    pub database: PathBuf,
+    /// `BAE_DATABASE_URL`, `--database-url`: `sqlite:PATH` or `postgres://…`. Default `sqlite:bae.db`.
+    pub database: Database,
+    /// `BAE_DATABASE_CONNECTIONS`: connections to Postgres at most. Default 10.
+    pub database_connections: u32,
     /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
     /// `BAE_REDIS_PREFIX`: in front of every key there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its
     /// sessions, default 10.
@@ -133,12 +153,13 @@ impl fmt::Debug for Config {
 }
 
 /// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 23] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
     "admin_key_file",
     "database_url",
+    "database_connections",
     "redis_url",
     "redis_prefix",
     "lease",
@@ -186,7 +207,11 @@ impl Config {
         let settings = Settings { flags, environment: environment.as_ref(), file: &table };
         let database = database(&settings)?;
         absent(&settings)?;
-        let beside = database.with_file_name("admin.key");
+        let beside = match &database {
+            Database::Sqlite(path) => path.with_file_name("admin.key"),
+            Database::Postgres(_) => PathBuf::from("admin.key"),
+        };
+        let redis = redis(&settings, &database)?;
         Ok(Self {
             addr: settings.parsed("addr", ADDRESS, address)?.unwrap_or_else(|| ([0, 0, 0, 0], 8080).into()),
             admin_addr: admin_addr(&settings)?,
@@ -194,7 +219,8 @@ impl Config {
             admin_key: admin_key(&settings)?,
             admin_key_file: settings.text("admin_key_file").map_or(beside, PathBuf::from),
             database,
-            redis: redis(&settings)?,
+            redis,
+            database_connections: settings.count("database_connections", 10)?,
             log: filter(&settings, "log")?,
             log_format: settings.parsed("log_format", "text or json", log_format)?.unwrap_or(LogFormat::Text),
             otel_log: filter(&settings, "otel_log")?,
@@ -277,30 +303,33 @@ fn admin_key(settings: &Settings<'_>) -> Result<AdminKey, Usage> {
     }
 }
 
-fn database(settings: &Settings<'_>) -> Result<PathBuf, Usage> {
-    let Some(given) = settings.given("database_url") else { return Ok("bae.db".into()) };
+fn database(settings: &Settings<'_>) -> Result<Database, Usage> {
+    let Some(given) = settings.given("database_url") else { return Ok(Database::Sqlite("bae.db".into())) };
     let url = given.text.trim();
-    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-        return Err(given.refuse("names a Postgres database, which this version cannot use yet; write sqlite:PATH"));
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Database::Postgres(url.into()));
     }
     let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
     match path {
-        None | Some("") => Err(given.refuse("must be sqlite:PATH, like sqlite:bae.db")),
+        None | Some("") => Err(given.refuse("must be sqlite:PATH, like sqlite:bae.db, or postgres://USER@HOST/NAME")),
         Some(path) if path.contains(":memory:") => {
             Err(given.refuse("must name a file: sessions have to survive a restart; write sqlite:PATH"))
         }
         Some(path) if path.contains('?') => {
             Err(given.refuse("must be sqlite:PATH without parameters; drop the ? part"))
         }
-        Some(path) => Ok(path.into()),
+        Some(path) => Ok(Database::Sqlite(path.into())),
     }
 }
 
-fn redis(settings: &Settings<'_>) -> Result<Option<coordinator::redis::Settings>, Usage> {
+fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordinator::redis::Settings>, Usage> {
     let Some(given) = settings.given("redis_url") else { return Ok(None) };
     let known = ["redis://", "rediss://", "sentinel://", "sentinels://"];
     if !known.iter().any(|scheme| given.text.trim().starts_with(scheme)) {
         return Err(given.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
+    }
+    if let Database::Sqlite(_) = database {
+        return Err(given.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres"));
     }
     Ok(Some(coordinator::redis::Settings {
         url: given.text.trim().into(),

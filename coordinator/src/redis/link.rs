@@ -92,6 +92,13 @@ impl Link {
         Ok(info.get("run_id").unwrap_or_default())
     }
 
+    /// What the server does when its memory is full; empty where it does not say.
+    pub async fn policy(&self) -> RedisResult<String> {
+        let mut connection = self.shared().await?;
+        let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut connection).await;
+        Ok(self.noted(info).await?.get("maxmemory_policy").unwrap_or_default())
+    }
+
     async fn once<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
         let mut connection = self.shared().await?;
         let result = script.invoke_async(&mut connection).await;
