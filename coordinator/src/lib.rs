@@ -4,15 +4,19 @@
 //! of HTTP, providers or tools.
 
 pub mod accounts;
+mod db;
 mod error;
 pub mod feed;
 pub mod local;
 pub mod log;
+mod postgres;
 pub mod queue;
+mod sql;
 mod sqlite;
 
+pub use db::Db;
 pub use error::Error;
-pub use sqlite::Db;
+pub use postgres::PostgresSettings;
 
 /// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (companion 1.1).
 pub fn fresh_id() -> [u8; 16] {
