@@ -146,28 +146,49 @@ async fn an_append_whose_answer_was_lost_is_applied_once() {
     world.end().await;
 }
 
+/// S1, later still: the network delivers the first statement when its repetition was applied long ago.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_that_comes_late_is_not_applied_again() {
+    let (proxy, world) = proxied().await;
+    for (index, kind) in KINDS.into_iter().enumerate() {
+        let marker = format!("late-{index}");
+        let (session, step) = step(&world, kind, &marker).await;
+        let (before, ids) = (world.contiguous(session).await, step.ids());
+        proxy.hold_back(&marker);
+        let written = within("the append", step.run(world.log.clone())).await;
+        written.unwrap_or_else(|error| panic!("{kind:?}: {error:?}"));
+        let after = [before, ids].concat();
+        assert_eq!(world.contiguous(session).await, after, "{kind:?}");
+        within("the late delivery", proxy.deliver()).await;
+        assert_eq!(world.contiguous(session).await, after, "{kind:?}");
+    }
+    world.end().await;
+}
+
 /// An opening whose repetition is refused because the pause goes on could still come once it is over: nobody may be told
 /// that it was not applied. Who takes the session anew fences it off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_that_may_still_come_is_not_called_refused() {
     let (proxy, world) = proxied().await;
-    let (session, owner) = world.session().await;
-    let epoch = world.own(session).await.epoch;
-    let open = opening(session, epoch, owner, Gate::Free);
-    world.log.append(open.clone()).await.unwrap();
-    world.log.append(going_on(&open, Next::Paused(Outcome::Unavailable, 60_000))).await.unwrap();
-    let mut lock = locker(&world, session).await;
-    let mut reclaim = opening(session, epoch, owner, Gate::Expired);
-    reclaim.events.push(says(owner, r#"{"marker":"reclaims"}"#));
-    proxy.cut_when_sent("reclaims");
-    let log = world.log.clone();
-    let appending = tokio::spawn(async move { log.append(reclaim).await });
-    within("the cut", proxy.cuts(1)).await;
-    waiting(&world, 2).await;
-    lock.execute("COMMIT").await.unwrap();
-    let done = within("the append", appending).await.unwrap();
-    assert!(matches!(done, Err(Error::Unknown)), "{done:?}");
-    assert_eq!(world.contiguous(session).await.len(), 3);
+    for taken in [false, true] {
+        let (session, owner) = world.session().await;
+        let epoch = world.own(session).await.epoch;
+        let open = opening(session, epoch, owner, Gate::Free);
+        world.log.append(open.clone()).await.unwrap();
+        world.log.append(going_on(&open, Next::Paused(Outcome::Unavailable, 60_000))).await.unwrap();
+        let mut reclaim = opening(session, epoch, owner, Gate::Expired);
+        reclaim.events.push(says(owner, r#"{"marker":"reclaims"}"#));
+        proxy.hold_back("reclaims");
+        let done = within("the append", world.log.append(reclaim)).await;
+        assert!(matches!(done, Err(Error::Unknown)), "{done:?}");
+        assert_eq!(world.contiguous(session).await.len(), 3);
+        if taken {
+            world.own(session).await;
+        }
+        world.log.forsake(owner).await.unwrap();
+        within("the late delivery", proxy.deliver()).await;
+        assert_eq!(world.contiguous(session).await.len(), if taken { 3 } else { 5 }, "taken anew: {taken}");
+    }
     world.end().await;
 }
 

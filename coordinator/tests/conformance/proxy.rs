@@ -13,6 +13,8 @@ enum Plan {
     Swallow,
     /// Once this text was sent on, the client's side is cut; the server notices nothing.
     CutWhenSent(Vec<u8>),
+    /// This text is held back and the client's side is cut; see [`Proxy::deliver`].
+    HoldBack(Vec<u8>),
     /// The answer to this text is lost, and the connection with it.
     CutWhenAnswered(Vec<u8>),
 }
@@ -23,6 +25,8 @@ struct Shared {
     /// Server sides whose client is cut off.
     held: Mutex<Vec<TcpStream>>,
     cuts: watch::Sender<usize>,
+    /// What was held back, with the server's side it belongs to.
+    late: Mutex<Option<(TcpStream, Vec<u8>)>>,
 }
 
 pub struct Proxy {
@@ -70,6 +74,19 @@ impl Proxy {
         self.plan(Plan::CutWhenSent(text.as_bytes().to_vec()));
     }
 
+    pub fn hold_back(&self, text: &str) {
+        self.plan(Plan::HoldBack(text.as_bytes().to_vec()));
+    }
+
+    /// Delivers late what was held back; returns once the server has dealt with it.
+    pub async fn deliver(&self) {
+        let (mut server, text) = self.shared.late.lock().unwrap().take().expect("something was held back");
+        server.write_all(&text).await.expect("the server listens");
+        let mut answer = [0; 1 << 12];
+        let read = server.read(&mut answer).await.expect("the server answers");
+        assert!(read > 0, "the server was gone");
+    }
+
     pub fn cut_when_answered(&self, text: &str) {
         self.plan(Plan::CutWhenAnswered(text.as_bytes().to_vec()));
     }
@@ -96,7 +113,7 @@ impl Shared {
     fn met(&self, sent: &[u8]) -> Plan {
         let mut plan = self.plan.lock().unwrap();
         match &*plan {
-            Plan::CutWhenSent(text) | Plan::CutWhenAnswered(text) if sent.windows(text.len()).any(|w| w == text) => {
+            Plan::CutWhenSent(text) | Plan::HoldBack(text) | Plan::CutWhenAnswered(text) if sent.windows(text.len()).any(|w| w == text) => {
                 std::mem::take(&mut *plan)
             }
             _ => Plan::Pass,
@@ -116,10 +133,17 @@ impl Shared {
                     if self.swallows() {
                         continue;
                     }
+                    let met = self.met(sent);
+                    if matches!(met, Plan::HoldBack(_)) {
+                        drop(client);
+                        *self.late.lock().unwrap() = Some((server, sent.to_vec()));
+                        self.cuts.send_modify(|cuts| *cuts += 1);
+                        return;
+                    }
                     if server.write_all(sent).await.is_err() {
                         return;
                     }
-                    match self.met(sent) {
+                    match met {
                         Plan::CutWhenSent(_) => {
                             drop(client);
                             self.held.lock().unwrap().push(server);
@@ -127,7 +151,7 @@ impl Shared {
                             return;
                         }
                         Plan::CutWhenAnswered(_) => lose_answer = true,
-                        Plan::Pass | Plan::Swallow => {}
+                        Plan::Pass | Plan::Swallow | Plan::HoldBack(_) => {}
                     }
                 }
                 read = server.read(&mut from_server) => {
