@@ -3,9 +3,12 @@
 /// A failed operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing was applied; the database cannot be reached, is full or refused. The same call may be made again.
-    #[error("the database refused or is not available")]
+    /// Nothing was applied; the database cannot be reached, is busy or full. The same call may be made again.
+    #[error("the database is not available")]
     Unavailable(#[source] sqlx::Error),
+    /// The database works and will not do this: repeating it does not help. Nothing was applied.
+    #[error("the database refused")]
+    Failed(#[source] sqlx::Error),
     /// A write may or may not have been applied. Repeat it word for word, or read, before saying that it failed.
     #[error("the outcome of a write is unknown")]
     Unknown,
@@ -37,8 +40,17 @@ impl From<sqlx::Error> for Error {
         match &error {
             sqlx::Error::RowNotFound => Error::NotFound,
             sqlx::Error::Database(database) if database.is_unique_violation() => Error::Duplicate,
+            // SQLite's primary code 19: a constraint or a trigger said no.
+            sqlx::Error::Database(database) if database.code().is_some_and(|code| primary(&code) == Some(19)) => {
+                Error::Failed(error)
+            }
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => Error::Unreadable(error.to_string()),
             _ => Error::Unavailable(error),
         }
     }
+}
+
+/// The primary result code in SQLite's extended one.
+fn primary(code: &str) -> Option<u32> {
+    Some(code.parse::<u32>().ok()? & 0xff)
 }

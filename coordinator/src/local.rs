@@ -171,8 +171,12 @@ impl Slot {
         }
         self.owned = true;
         let (wake, stop) = (Arc::clone(&self.wake), self.stop.clone());
-        // A node that is shutting down takes no more; what it does not serve waits in the database.
-        let _ = shared.wanted.send(Lease { shared: Arc::clone(shared), session, wake, stop, held: true });
+        let lease = Lease { shared: Arc::clone(shared), session, wake, stop, held: true };
+        if let Err(mpsc::error::SendError(mut lease)) = shared.wanted.send(lease) {
+            // The node is shutting down and takes no more; what it does not serve waits in the database. Nothing is let go
+            // here: the lock is held.
+            lease.held = false;
+        }
     }
 
     fn tell(&mut self, call: CallId, progress: Progress) {

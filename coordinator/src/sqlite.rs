@@ -52,6 +52,7 @@ impl Sqlite {
             std::fs::create_dir_all(folder).map_err(|e| unusable("make the folder of", &e))?;
         }
         let lock = lock(path)?;
+        private(path).map_err(|e| unusable("make", &e))?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -105,6 +106,15 @@ impl Sqlite {
             let _ = writer.await;
         }
     }
+}
+
+/// Makes the file, readable by its owner alone: it holds every conversation. SQLite gives its other files the same mode.
+fn private(path: &Path) -> std::io::Result<()> {
+    let mut options = File::options();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path).map(drop)
 }
 
 /// Takes the file's lock, which ends with the process however it ends.

@@ -19,11 +19,11 @@ pub async fn measure(options: &Turns) -> anyhow::Result<Report> {
     let Turns { target, model, sessions, turns, curve } = options;
     let bench = Bench::set_up(target, model).await?;
     let open: Vec<_> = bench.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
+    // Before and after the load: a disk that others use as well shows itself in the difference.
+    let durable = || bench.server.as_ref().map(|server| durable_writes(server.directory())).transpose();
+    let before = durable()?;
     let outcome = bench.turns(&open, *turns, model).await?;
-    let disk = match &bench.server {
-        Some(server) => Some(durable_writes(server.directory())?),
-        None => None,
-    };
+    let after = durable()?;
     let (closing_failures, stopped) = bench.tear_down(open, target).await?;
 
     // After the server stopped, so that nothing runs beside the bare figures.
@@ -50,8 +50,8 @@ pub async fn measure(options: &Turns) -> anyhow::Result<Report> {
     ];
     let requests: u64 = outcome.turns.iter().map(|turn| u64::from(turn.provider_requests)).sum();
     figures.push(Figure::new("provider requests per turn", ratio(requests as f64, outcome.turns.len() as f64), ""));
-    if let Some(disk) = disk {
-        latencies.push(Latencies { name: "durable 4 KiB write", summary: disk.summary() });
+    for (name, disk) in [("durable 4 KiB write, before", before), ("durable 4 KiB write, after", after)] {
+        latencies.extend(disk.map(|disk| Latencies { name, summary: disk.summary() }));
     }
     let mut failures = outcome.failures;
     add(&mut failures, closing_failures);

@@ -62,6 +62,7 @@ fn failed(error: &coordinator::Error) -> RpcError {
         coordinator::Error::NotOpen(state) => RpcError::not_open(state),
         coordinator::Error::NotFound => RpcError::new(-32000, "session no longer exists"),
         coordinator::Error::Unavailable(_)
+        | coordinator::Error::Failed(_)
         | coordinator::Error::Unknown
         | coordinator::Error::Fenced
         | coordinator::Error::Refused

@@ -169,6 +169,17 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
     let (auth, stopped) = (app.auth.clone(), app.stop.clone());
     background.spawn(async move { auth.write_uses(stopped).await });
     background.close();
+    let address =
+        |listener: &TcpListener| listener.local_addr().map_or_else(|e| e.to_string(), |addr| addr.to_string());
+    tracing::info!(
+        client.addr = address(&ports.client),
+        admin.addr = address(&ports.admin),
+        database = %app.config.database.display(),
+        "serving"
+    );
+    if app.config.telemetry.enabled {
+        tracing::warn!("[telemetry] is enabled, but this version exports nothing yet");
+    }
     let clients = serve(ports.client, crate::api::router(Arc::clone(&app)), app.halt.clone());
     let admin = serve(ports.admin, crate::admin::router(Arc::clone(&app)), app.halt.clone());
     let drained = async {

@@ -17,7 +17,7 @@ pub use registry::{Provider, default_base_url};
 pub use source::{Environment, Flags, Process};
 pub use telemetry::{METRICS, Telemetry};
 
-use crate::mcp::ServerConfig;
+use crate::mcp::{Resolve, ServerConfig};
 use crate::secret::Kind;
 use secrecy::{ExposeSecret, SecretString};
 use source::Settings;
@@ -98,7 +98,7 @@ pub struct Config {
     pub turn_timeout: Duration,
     /// `BAE_MAX_TURN_ITERATIONS`: provider round trips of one turn. Default 8.
     pub max_turn_iterations: u32,
-    /// `BAE_MAX_QUEUED_CALLS`: calls that may wait in this node. Default 1000.
+    /// `BAE_MAX_QUEUED_CALLS`: calls that may wait in one session. Default 1000.
     pub max_queued_calls: u32,
     /// `BAE_MAX_BODY`: bytes of one request's body. Default 33554432 (32 MiB).
     pub max_body: usize,
@@ -214,6 +214,12 @@ impl Config {
     /// When a variable that it names is not set.
     pub fn resolve(&self, secret: &SecretString) -> Result<SecretString, Unresolved> {
         resolve(secret.expose_secret(), self.environment.as_ref())
+    }
+
+    /// [`Config::resolve`] as a function of its own, for those who make connections later. Its error holds no value.
+    pub fn resolver(&self) -> Resolve {
+        let environment = self.environment.clone();
+        Arc::new(move |text| resolve(text, environment.as_ref()).map_err(|error| error.to_string()))
     }
 
     /// The provider of that name.

@@ -40,6 +40,8 @@ impl<C: FromStr> Page<C> {
         for (name, value) in pairs {
             match name.as_str() {
                 "limit" => page.limit = limit(value)?,
+                // As the client API's own example writes the first page.
+                "cursor" if value.is_empty() => page.cursor = None,
                 "cursor" => {
                     let bad =
                         |_| Problem::bad_request("invalid cursor: pass the next_cursor of the page before, as it is");

@@ -128,6 +128,10 @@ impl From<coordinator::Error> for Problem {
                 tracing::error!("the outcome of a write is unknown");
                 Problem::unavailable("the outcome of the call is unknown; look before you repeat it")
             }
+            Error::Failed(source) => {
+                tracing::error!(error = %source, "the database refused a write");
+                Problem::internal("unexpected server error")
+            }
             Error::Fenced
             | Error::NotOpen(_)
             | Error::Refused

@@ -120,9 +120,15 @@ impl Providers {
             return Ok(Reply { status: Some(status.as_u16()), body, error: None });
         }
         let transient = matches!(status.as_u16(), 408 | 409 | 429 | 500..=599);
-        let reply = Reply { status: Some(status.as_u16()), body, error: Some(format!("HTTP {status}")) };
+        let reply = Reply { status: Some(status.as_u16()), body, error: Some(described(status)) };
         Err(Fault { reply, retry: transient.then_some(retry_after) })
     }
+}
+
+/// `HTTP 503 Service Unavailable`, or `HTTP 529` where the number has no name.
+fn described(status: reqwest::StatusCode) -> String {
+    let name = status.canonical_reason().map_or_else(String::new, |name| format!(" {name}"));
+    format!("HTTP {}{name}", status.as_u16())
 }
 
 fn failed(error: String) -> Reply {

@@ -79,6 +79,27 @@ impl Api {
         Reply { status, headers, body }
     }
 
+    /// Sends only the head of a POST, which announces `length` bytes of JSON, and reads the whole answer.
+    pub async fn announce(&self, path: &str, key: &str, length: usize) -> Reply {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let addr = self.base.trim_start_matches("http://");
+        let mut socket = tokio::net::TcpStream::connect(addr).await.expect("a connection");
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {addr}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n\
+             connection: close\r\ncontent-length: {length}\r\n\r\n"
+        );
+        socket.write_all(head.as_bytes()).await.expect("a head sent");
+        let mut answer = String::new();
+        within("an answer to the head alone", socket.read_to_string(&mut answer)).await.expect("an answer in UTF-8");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+        let line = |line: &str| {
+            let (name, value) = line.split_once(": ")?;
+            Some((name.parse::<reqwest::header::HeaderName>().ok()?, value.parse().ok()?))
+        };
+        Reply { status, headers: head.lines().filter_map(line).collect(), body: body.to_owned() }
+    }
+
     /// A call with a key and, if given, a JSON body.
     pub async fn call(&self, method: &str, path: &str, key: &str, body: Option<&Value>) -> Reply {
         let mut request = self.request(method, path);
@@ -111,7 +132,8 @@ impl Api {
         self.session(&self.post(&format!("/api/v1/sessions/{session}/join"), key, body).await.expect(201))
     }
 
-    fn session(&self, reply: &Reply) -> Session {
+    /// The session of an answer to open or join.
+    pub fn session(&self, reply: &Reply) -> Session {
         let body = reply.json();
         let text = |name: &str| body[name].as_str().expect("a string").to_owned();
         Session { api: self.clone(), id: text("session_id"), key: text("session_key") }
@@ -196,17 +218,12 @@ impl Session {
     /// The whole log, read page by page, and [checked](crate::log::check).
     pub async fn events(&self) -> Vec<Value> {
         let mut events = Vec::new();
-        let mut cursor = String::new();
+        let mut query = String::from("?limit=200");
         loop {
-            let page = self
-                .api
-                .get(&self.path(&format!("/events?limit=200&cursor={cursor}")), &self.key)
-                .await
-                .expect(200)
-                .json();
+            let page = self.api.get(&self.path(&format!("/events{query}")), &self.key).await.expect(200).json();
             events.extend(page["items"].as_array().expect("items").iter().cloned());
             match page["next_cursor"].as_str() {
-                Some(next) => cursor = next.to_owned(),
+                Some(next) => query = format!("?limit=200&cursor={next}"),
                 None => {
                     crate::log::check(&events);
                     return events;

@@ -31,6 +31,12 @@ impl Database {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.0).await.expect("a session's events")
     }
 
+    /// A session's row says that it is being closed.
+    pub async fn is_closing(&self, session: &str) -> bool {
+        let sql = format!("SELECT state = 'closing' FROM sessions WHERE id = {}", blob(session));
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.0).await.expect("a session's row")
+    }
+
     /// Deletes a profile although keys use it.
     pub async fn delete_profile(&self, profile: &str) {
         let sql = format!("UPDATE profiles SET deleted_at = updated_at WHERE id = {}", blob(profile));
@@ -45,6 +51,12 @@ impl Database {
         );
         self.execute(sql).await;
         Fault { database: self, undo: vec!["DROP TRIGGER injected_fault".to_owned()] }
+    }
+
+    /// Holds the write lock until mended, as a backup or an administrator's transaction would.
+    pub async fn lock(self) -> Fault {
+        self.execute("BEGIN IMMEDIATE".to_owned()).await;
+        Fault { database: self, undo: vec!["ROLLBACK".to_owned()] }
     }
 
     /// Takes the keys away, so that nobody can be authenticated, until mended.

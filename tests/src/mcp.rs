@@ -60,6 +60,8 @@ pub struct Mind {
     script: Mutex<VecDeque<Step>>,
     calls: Mutex<Vec<Value>>,
     opened: Mutex<usize>,
+    /// The `authorization` header of the last HTTP request.
+    authorization: Mutex<Option<String>>,
     /// The sessions that HTTP knows; others get 404.
     sessions: Mutex<Vec<String>>,
     hang_up: broadcast::Sender<()>,
@@ -72,6 +74,8 @@ pub enum Kind {
     Http,
     Sse,
     Stdio,
+    /// A process that ignores both the end of its input and SIGTERM.
+    StubbornStdio,
 }
 
 /// A running mock MCP server.
@@ -92,6 +96,7 @@ impl Mcp {
             script: Mutex::default(),
             calls: Mutex::default(),
             opened: Mutex::default(),
+            authorization: Mutex::default(),
             sessions: Mutex::default(),
             hang_up: broadcast::channel(4).0,
             refusing: Mutex::default(),
@@ -114,7 +119,12 @@ impl Mcp {
             }
             Kind::Stdio => format!(
                 "[[mcp.servers]]\nname = \"{name}\"\ntransport = \"stdio\"\ncommand = {}\nargs = [\"{addr}\"]\n",
-                json!(crate::server::program("mcp_stdio").to_str().expect("a path in UTF-8"))
+                stdio_program()
+            ),
+            Kind::StubbornStdio => format!(
+                "[[mcp.servers]]\nname = \"{name}\"\ntransport = \"stdio\"\ncommand = \"sh\"\n\
+                 args = [\"-c\", \"trap '' TERM; exec \\\"$0\\\" \\\"$1\\\" --stubborn\", {}, \"{addr}\"]\n",
+                stdio_program()
             ),
         }
     }
@@ -148,6 +158,11 @@ impl Mcp {
         *self.mind.opened.lock().unwrap()
     }
 
+    /// HTTP: the `authorization` header of the last request.
+    pub fn authorization(&self) -> Option<String> {
+        self.mind.authorization.lock().unwrap().clone()
+    }
+
     /// HTTP: forgets every session, so that the next request gets 404.
     pub fn forget_sessions(&self) {
         self.mind.sessions.lock().unwrap().clear();
@@ -162,6 +177,11 @@ impl Mcp {
     pub fn refuse(&self, refusing: bool) {
         *self.mind.refusing.lock().unwrap() = refusing;
     }
+}
+
+/// The path of the pipe program as a TOML string.
+fn stdio_program() -> Value {
+    json!(crate::server::program("mcp_stdio").to_str().expect("a path in UTF-8"))
 }
 
 /// What goes back over the transport.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// Generous for a loaded machine; nothing that works takes this long.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Asks `probe` until it answers `Ok`. Its `Err` is the state that the panic reports when `deadline` has passed.
 pub async fn until<T, S: Debug>(deadline: Duration, what: &str, mut probe: impl AsyncFnMut() -> Result<T, S>) -> T {

@@ -1,6 +1,7 @@
 //! A real `baesrv` process with a directory and ports of its own.
 //!
-//! The directory (configuration, database, log file) is deleted when the test passed, and named when it failed. The ports
+//! The directory (configuration, database, log file) is deleted when the test passed, and named when it failed. A panic
+//! anywhere in the server fails its test. The ports
 //! stay the same over restarts, as a deployment's would.
 
 use crate::poll;
@@ -261,10 +262,12 @@ impl Drop for Server {
             let _ = child.kill();
             let _ = child.wait();
         }
-        if std::thread::panicking() {
+        let panicked = self.log().contains("panicked at");
+        if std::thread::panicking() || panicked {
             eprintln!("kept for inspection: {}", self.dir.display());
         } else {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
+        assert!(!panicked || std::thread::panicking(), "the server has panicked: {}", self.log_path().display());
     }
 }

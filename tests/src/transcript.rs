@@ -17,7 +17,7 @@ pub struct Transcript {
 }
 
 /// Lines up to this width stay whole.
-const WIDTH: usize = 118;
+const WIDTH: usize = 150;
 
 impl Transcript {
     /// Replaces a literal, such as a mock's address.
@@ -28,7 +28,8 @@ impl Transcript {
 
     /// A heading.
     pub fn note(&mut self, text: &str) {
-        self.text.push_str(&format!("\n# {text}\n"));
+        self.text.push('\n');
+        self.push(&format!("# {text}"));
     }
 
     /// Makes a REST call and records both sides.
@@ -99,7 +100,7 @@ impl Transcript {
                     }
                 }
             }
-            self.json("< ", &frame);
+            self.frame(&frame);
         }
         if outcome.frames.is_empty() {
             self.push("< (nothing)");
@@ -110,7 +111,7 @@ impl Transcript {
     pub async fn next(&mut self, frames: &mut Frames, count: usize) {
         for _ in 0..count {
             match frames.next().await {
-                Some(frame) => self.json("< ", &frame),
+                Some(frame) => self.frame(&frame),
                 None => self.push("< (end)"),
             }
         }
@@ -125,6 +126,26 @@ impl Transcript {
     /// The finished text.
     pub fn finish(self) -> String {
         self.text
+    }
+
+    /// An event notification of exactly the contract's shape takes two lines: `event TYPE [id] [key] [session]` and its
+    /// payload. Any other frame is printed whole.
+    fn frame(&mut self, frame: &Value) {
+        let redacted = self.redact_value(frame);
+        let params = &redacted["params"];
+        let text = |field: &str| params[field].as_str().unwrap_or_default();
+        let (kind, id, key, session) = (text("event_type"), text("id"), text("client_key_id"), text("session_id"));
+        let well_formed = has_keys(&redacted, &["jsonrpc", "method", "params"])
+            && (&redacted["jsonrpc"], &redacted["method"]) == (&Value::from("2.0"), &Value::from("session.event"))
+            && has_keys(params, &["client_key_id", "created_at", "event_type", "id", "payload", "session_id"])
+            && [(id, "[evt:"), (key, "[key:"), (session, "[ses:")].iter().all(|(text, label)| text.starts_with(label))
+            && text("created_at") == "[time]";
+        if well_formed {
+            self.text.push_str(&format!("< event {kind} {id} {key} {session}\n"));
+            self.json("  ", &params["payload"]);
+        } else {
+            self.json("< ", &redacted);
+        }
     }
 
     fn push(&mut self, line: &str) {
@@ -170,6 +191,10 @@ impl Transcript {
         }
         self.labels.redact(&text)
     }
+}
+
+fn has_keys(value: &Value, keys: &[&str]) -> bool {
+    value.as_object().is_some_and(|map| map.keys().map(String::as_str).eq(keys.iter().copied()))
 }
 
 #[derive(Debug, Default)]

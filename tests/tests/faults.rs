@@ -2,7 +2,9 @@
 //!
 //! A step of a turn is reached by a peer that stalls, never by a delay, and is proved by the log's last event.
 
+mod chaos;
 mod close;
+mod corners;
 mod growth;
 mod history;
 mod inputs;
@@ -11,4 +13,5 @@ mod mcp;
 mod provider;
 mod queue;
 mod resend;
+mod storage;
 mod streams;

@@ -4,5 +4,6 @@
 //! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the middle.
 #![allow(clippy::unwrap_used)]
 
+mod cli;
 mod faults;
 mod golden;

@@ -96,6 +96,9 @@ fn check_content(content: &Raw) -> Result<bool, RpcError> {
             Some("tool_result") if members.str("tool_use_id").is_none() => {
                 return wrong("is a tool_result without a string field `tool_use_id`");
             }
+            Some("text") if members.str("text").is_none_or(|text| text.is_empty()) => {
+                return wrong("is a text block without text; providers take none");
+            }
             Some("tool_result") => answers = true,
             Some(_) => {}
         }
@@ -308,6 +311,7 @@ mod tests {
             r#"{"message":{"content":[]}}"#,
             r#"{"message":{"content":[3]}}"#,
             r#"{"message":{"content":[{"type":"tool_use","id":"t"}]}}"#,
+            r#"{"message":{"content":[{"type":"text","text":""}]}}"#,
             r#"{"message":{"content":[{"type":"tool_result"}]}}"#,
             r#"{"message":{"role":7,"content":"x"}}"#,
             r#"{"message":{"role":"system","content":"x"}}"#,

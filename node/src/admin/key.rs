@@ -45,7 +45,13 @@ pub async fn prepare(config: &Config, accounts: &Accounts) -> Result<(), Error> 
     }
     let file = KeyFile { path: config.admin_key_file.clone() };
     match &config.admin_key {
-        AdminKey::Supplied(secret) => Ok(accounts.replace_admin_key(digest(secret.expose_secret())).await?),
+        AdminKey::Supplied(secret) => {
+            let supplied = digest(secret.expose_secret());
+            match accounts.admin_key().await? {
+                Some(current) if same(&current, &supplied) => Ok(()),
+                Some(_) | None => Ok(accounts.replace_admin_key(supplied).await?),
+            }
+        }
         AdminKey::Rotated => rotate(accounts, &file).await,
         AdminKey::Made => match accounts.admin_key().await? {
             Some(current) => file.recover(&current),

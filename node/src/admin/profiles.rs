@@ -87,6 +87,7 @@ fn refused(error: Error) -> Problem {
         Error::NotFound => ProfileId::absent(),
         Error::Refused => Problem::profile_in_use("the profile has active client keys; revoke them first"),
         error @ (Error::Unavailable(_)
+        | Error::Failed(_)
         | Error::Unknown
         | Error::Fenced
         | Error::NotOpen(_)

@@ -1,7 +1,7 @@
 //! `session.sendMessage` and `session.compact`: checked, queued, followed.
 
 use super::follow::{Follow, Target};
-use super::rpc::{Caller, Needs};
+use super::rpc::Caller;
 use super::{failed, other_params, stream};
 use axum::response::Response;
 use coordinator::feed::Reader;
@@ -25,17 +25,14 @@ pub(super) async fn answer(caller: Caller, method: Method, id: Option<Raw>, para
     }
 }
 
-/// The checks before the gate, in the contract's order; then the call has its place.
+/// The checks before the gate, in the contract's order; then the call has its place. A retry of a call that has started
+/// comes before the state: it is answered from what was recorded, also when that call ended the session.
 async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target, Reader), RpcError> {
-    caller.admitted(method, Needs::DriverAndOpen).await?;
-    let (opening, idempotency) = match method {
-        Method::Compact => (Opening::Compact(params::compact(params)?), None),
-        _ => {
-            let message = SendMessage::parse(params)?;
-            let digest = || -> [u8; 32] { Sha256::digest(params.get().as_bytes()).into() };
-            let idempotency = message.idempotency_key.clone().map(|key| (key, digest()));
-            (Opening::Message(message), idempotency)
-        }
+    let admission = caller.admission().await?;
+    admission.driver(method)?;
+    let (opening, idempotency) = match opening(method, params) {
+        Ok(opening) => opening,
+        Err(error) => return Err(admission.open().err().unwrap_or(error)),
     };
     let log = &caller.app.log;
     let (mut reader, _) = Reader::open(log, caller.session).await.map_err(|error| failed(&error))?;
@@ -53,6 +50,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
             return Ok((target, reader));
         }
     }
+    admission.open()?;
     let call = Call {
         id: CallId(coordinator::fresh_id()),
         key: caller.key,
@@ -65,4 +63,17 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
         Rejected::OtherParams => other_params(),
     })?;
     Ok((Target::Live(waiter), reader))
+}
+
+type Idempotency = Option<(String, [u8; 32])>;
+
+/// What the params ask for.
+fn opening(method: Method, params: &Raw) -> Result<(Opening, Idempotency), RpcError> {
+    if method == Method::Compact {
+        return Ok((Opening::Compact(params::compact(params)?), None));
+    }
+    let message = SendMessage::parse(params)?;
+    let digest = || -> [u8; 32] { Sha256::digest(params.get().as_bytes()).into() };
+    let idempotency = message.idempotency_key.clone().map(|key| (key, digest()));
+    Ok((Opening::Message(message), idempotency))
 }

@@ -3,7 +3,7 @@
 //! Their events are no part of a turn: they are appended beside a running one and never disturb it.
 
 use super::failed;
-use super::rpc::{Caller, Needs};
+use super::rpc::Caller;
 use crate::session::NO_SANDBOX_DRIVER;
 use coordinator::log::{Record, Side};
 use engine::event::{EventType, NewEvent};
@@ -33,7 +33,7 @@ impl Caller {
 }
 
 pub(super) async fn register_driver(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::RegisterDriver, Needs::Open).await?;
+    caller.admission().await?.open()?;
     params::none(params)?;
     let mut events = vec![caller.event(EventType::DriverRegister, &json!({}))];
     let images = caller.record().await?.available_sandboxes;
@@ -54,7 +54,9 @@ pub(super) fn unsubscribe(caller: &Caller, params: &Raw) -> Answer {
 }
 
 pub(super) async fn start_sandbox(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::StartRemoteSandbox, Needs::DriverAndOpen).await?;
+    let admission = caller.admission().await?;
+    admission.driver(Method::StartRemoteSandbox)?;
+    admission.open()?;
     let image = params::start_remote_sandbox(params)?;
     let record = caller.record().await?;
     if record.deleted {
@@ -77,19 +79,19 @@ fn sandbox_not_running() -> RpcError {
 }
 
 pub(super) async fn stop_sandbox(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::StopRemoteSandbox, Needs::Driver).await?;
+    caller.admission().await?.driver(Method::StopRemoteSandbox)?;
     params::none(params)?;
     Err(sandbox_not_running())
 }
 
 pub(super) async fn exec_sandbox(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::ExecRemoteSandbox, Needs::Driver).await?;
+    caller.admission().await?.driver(Method::ExecRemoteSandbox)?;
     params::exec_remote_sandbox(params)?;
     Err(sandbox_not_running())
 }
 
 pub(super) async fn local_sandbox(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::ReportLocalSandbox, Needs::Driver).await?;
+    caller.admission().await?.driver(Method::ReportLocalSandbox)?;
     let report = LocalSandbox::parse(params)?;
     let kind = match report.state {
         LocalSandboxState::Running => EventType::SandboxRunning,
@@ -107,7 +109,7 @@ pub(super) async fn local_sandbox(caller: &Caller, params: &Raw) -> Answer {
 }
 
 pub(super) async fn local_subagent(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::ReportLocalSubagent, Needs::Driver).await?;
+    caller.admission().await?.driver(Method::ReportLocalSubagent)?;
     let report = LocalSubagent::parse(params)?;
     let kind = match report.state {
         LocalSubagentState::Start => EventType::SubagentStart,
@@ -133,7 +135,7 @@ pub(super) async fn local_subagent(caller: &Caller, params: &Raw) -> Answer {
 }
 
 pub(super) async fn cancel_subagent(caller: &Caller, params: &Raw) -> Answer {
-    caller.admitted(Method::CancelSubagent, Needs::Driver).await?;
+    caller.admission().await?.driver(Method::CancelSubagent)?;
     params::cancel_subagent(params)?;
     Err(RpcError::new(-32014, "subagent_not_found: this session tracks no remote subagent of that id"))
 }
@@ -144,7 +146,9 @@ pub(super) async fn update_tools(caller: &Caller, params: &Raw) -> Answer {
         #[serde(deserialize_with = "tools::objects")]
         tools: Vec<ClientTool>,
     }
-    caller.admitted(Method::UpdateClientTools, Needs::DriverAndOpen).await?;
+    let admission = caller.admission().await?;
+    admission.driver(Method::UpdateClientTools)?;
+    admission.open()?;
     params::none(params)?;
     let parsed = serde_json::from_str::<Params>(params.get());
     let Params { tools } = parsed.map_err(|error| RpcError::invalid_params(engine::json::reason(&error)))?;

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
+use coordinator::log;
 use engine::ids::{KeyId, SessionId};
 use engine::json::Raw;
 use engine::rpc::{self, Envelope, Method, RpcError};
@@ -67,22 +68,27 @@ async fn dispatch(caller: Caller, method: Method, id: Option<Raw>, params: &Raw)
 }
 
 impl Caller {
-    /// The checks that come before params: a registered driver, and where the method needs it an open session.
-    pub async fn admitted(&self, method: Method, needs: Needs) -> Result<(), RpcError> {
-        let admission = self.app.log.admission(self.session, self.key).await.map_err(|error| super::failed(&error))?;
-        let state = admission.state.shown();
-        match needs {
-            Needs::Driver | Needs::DriverAndOpen if !admission.driver => Err(RpcError::driver_not_registered(method)),
-            Needs::Open | Needs::DriverAndOpen if state != "open" => Err(RpcError::not_open(state)),
-            Needs::Driver | Needs::Open | Needs::DriverAndOpen => Ok(()),
-        }
+    /// What the checks that come before params look at.
+    pub async fn admission(&self) -> Result<Admission, RpcError> {
+        let admission = self.app.log.admission(self.session, self.key).await;
+        admission.map(Admission).map_err(|error| super::failed(&error))
     }
 }
 
-/// What a method asks of its caller.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Needs {
-    Driver,
-    Open,
-    DriverAndOpen,
+/// The caller and its session, as far as every method asks.
+pub(super) struct Admission(log::Admission);
+
+impl Admission {
+    /// `-32001` unless the caller is a registered driver.
+    pub fn driver(&self, method: Method) -> Result<(), RpcError> {
+        if self.0.driver { Ok(()) } else { Err(RpcError::driver_not_registered(method)) }
+    }
+
+    /// `-32000` unless the session is open.
+    pub fn open(&self) -> Result<(), RpcError> {
+        match self.0.state {
+            log::State::Open => Ok(()),
+            state => Err(RpcError::not_open(state.shown())),
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 struct Place {
     dir: PathBuf,
+    db: Db,
     accounts: Accounts,
     auth: Auth,
 }
@@ -22,7 +23,8 @@ impl Drop for Place {
 impl Place {
     async fn new() -> (Self, ClientKey, SecretString) {
         let dir = std::env::temp_dir().join(format!("bae-auth-{}", uuid::Uuid::now_v7().simple()));
-        let accounts = Accounts::new(Db::open(&dir.join("bae.db")).await.unwrap());
+        let db = Db::open(&dir.join("bae.db")).await.unwrap();
+        let accounts = Accounts::new(db.clone());
         let fields = ProfileFields {
             name: "a".into(),
             primary_provider: "main".into(),
@@ -35,7 +37,7 @@ impl Place {
         let secret = Kind::Client.generate().unwrap();
         let made = accounts.create_key("k".into(), shown_part(&secret), digest(secret.expose_secret()), profile);
         let key = made.await.unwrap();
-        (Self { dir, auth: Auth::new(accounts.clone()), accounts }, key, secret)
+        (Self { dir, db, auth: Auth::new(accounts.clone()), accounts }, key, secret)
     }
 }
 
@@ -80,6 +82,16 @@ async fn only_the_key_itself_opens() {
     let as_session =
         place.auth.session(&headers(&format!("Bearer {}", secret.expose_secret())), SessionId([1; 16])).await;
     assert_eq!(as_session.unwrap_err().detail(), "invalid or revoked session key");
+}
+
+#[tokio::test]
+async fn what_cannot_be_decided_is_no_refusal() {
+    let (place, _, secret) = Place::new().await;
+    place.db.reader().close().await;
+    let problem = place.auth.client(&headers(&format!("Bearer {}", secret.expose_secret()))).await.unwrap_err();
+    assert_eq!((problem.status().as_u16(), problem.slug()), (503, "unavailable"));
+    // What cannot be a key needs no database.
+    assert_eq!(place.auth.client(&headers("Bearer x")).await.unwrap_err().status().as_u16(), 401);
 }
 
 #[tokio::test]

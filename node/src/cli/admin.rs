@@ -57,13 +57,13 @@ enum Profile {
     List,
     /// Show one
     Show {
-        /// Its id
-        id: ProfileId,
+        /// Its id or name
+        profile: String,
     },
     /// Change one: what is not given stays
     Update {
-        /// Its id
-        id: ProfileId,
+        /// Its id or name
+        profile: String,
         /// A new name
         #[arg(long)]
         name: Option<String>,
@@ -72,8 +72,8 @@ enum Profile {
     },
     /// Delete one that has no active keys
     Delete {
-        /// Its id
-        id: ProfileId,
+        /// Its id or name
+        profile: String,
     },
 }
 
@@ -243,8 +243,12 @@ async fn profile(client: &Client, command: Profile) -> Result<Shown, Failure> {
             Ok(one(&PROFILE, client.get(&format!("profiles/{id}")).await?))
         }
         Profile::List => items(client, &PROFILE, "profiles").await,
-        Profile::Show { id } => Ok(one(&PROFILE, client.get(&format!("profiles/{id}")).await?)),
-        Profile::Update { id, name, fields } => {
+        Profile::Show { profile } => {
+            let id = profile_id(client, profile).await?;
+            Ok(one(&PROFILE, client.get(&format!("profiles/{id}")).await?))
+        }
+        Profile::Update { profile, name, fields } => {
+            let id = profile_id(client, profile).await?;
             let path = format!("profiles/{id}");
             let mut body = output::value(&client.get(&path).await?);
             if let Some(name) = name {
@@ -253,7 +257,8 @@ async fn profile(client: &Client, command: Profile) -> Result<Shown, Failure> {
             fields.put(&mut body);
             Ok(one(&PROFILE, client.send("PUT", &path, Some(&body)).await?))
         }
-        Profile::Delete { id } => {
+        Profile::Delete { profile } => {
+            let id = profile_id(client, profile).await?;
             client.send("DELETE", &format!("profiles/{id}"), None).await?;
             Ok(Shown::Done(format!("deleted {id}")))
         }

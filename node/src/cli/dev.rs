@@ -77,7 +77,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     private_folder(&args.data)?;
     let ports = bind(&config).await?;
     let addresses = banner::Addresses::of(&ports)?;
-    let db = Db::open(&config.database).await?;
+    let db = open(&config.database).await?;
     let accounts = Accounts::new(db.clone());
     key::prepare(&config, &accounts).await.map_err(|error| Failure::Runtime(error.to_string()))?;
 
@@ -96,10 +96,13 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     }
     let mcp_servers = config.mcp_servers.iter().map(|server| server.name.clone()).collect();
     let client_key = account::prepare(&accounts, &args.data.join("client.key"), &name, mcp_servers).await?;
+    // The database closes when nobody holds it any more.
+    drop(accounts);
 
     print(&banner::text(&banner::Scene {
         addresses,
         data: &args.data,
+        admin_key: &config.admin_key,
         model: vendor.map(|_| model.as_str()),
         client_key: &client_key,
         program,
@@ -130,6 +133,16 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
         ("admin_key_file", file("admin.key")),
     ]);
     Ok(Flags { values, ..Flags::default() })
+}
+
+async fn open(path: &Path) -> Result<Db, Failure> {
+    Db::open(path).await.map_err(|error| match error {
+        // The advice is for `serve`; here the folder decides.
+        coordinator::Error::Unusable(text) => {
+            Failure::Runtime(text.replace("point BAE_DATABASE_URL at another file", "give --data another folder"))
+        }
+        error => error.into(),
+    })
 }
 
 /// Makes the data folder, if it is missing, for its owner alone: conversations are in it.

@@ -226,6 +226,9 @@ fn a_whole_file() {
     assert_eq!(url, "https://h/mcp");
     assert_eq!(config.resolve(&headers["Authorization"]).unwrap().expose_secret(), "Bearer hush");
     assert_eq!(sse.transport.kind(), "sse");
+    let resolver = config.resolver();
+    assert_eq!(resolver("${KEY}!").unwrap().expose_secret(), "hush!");
+    assert_eq!(resolver("${NONE}").unwrap_err(), "environment variable NONE is not set");
 
     let telemetry = &config.telemetry;
     assert_eq!((telemetry.sample_ratio, telemetry.service_name.as_str()), (0.25, "me"));

@@ -8,10 +8,13 @@ fn main() -> std::io::Result<()> {
     let address = std::env::args().nth(1).expect("usage: mcp_stdio HOST:PORT");
     let mut upstream = TcpStream::connect(address)?;
     let mut to_test = upstream.try_clone()?;
+    let stubborn = std::env::args().any(|arg| arg == "--stubborn");
     std::thread::spawn(move || {
-        // End of input is how a stdio server is asked to leave.
         let _ = copy(&mut stdin(), &mut to_test);
-        let _ = to_test.shutdown(Shutdown::Both);
+        // End of input is how a stdio server is asked to leave.
+        if !stubborn {
+            let _ = to_test.shutdown(Shutdown::Both);
+        }
     });
     let mut out = stdout();
     let mut bytes = [0; 65536];

@@ -46,7 +46,7 @@ pub(super) async fn serve(kind: Kind, mind: Arc<Mind>) -> Serving {
                 http1::serve(any, move |request, conn| sse(mind.clone(), streams.clone(), request, conn)).await,
             )
         }
-        Kind::Stdio => {
+        Kind::Stdio | Kind::StubbornStdio => {
             let listener = TcpListener::bind(any).await.expect("a port for a mock MCP server");
             let addr = listener.local_addr().expect("the mock's address");
             Serving::Lines(addr, tokio::spawn(accept_lines(listener, mind)))
@@ -57,6 +57,7 @@ pub(super) async fn serve(kind: Kind, mind: Arc<Mind>) -> Serving {
 // Streamable HTTP.
 
 async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
+    *mind.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
     if mind.is_refusing() {
         return;
     }
@@ -100,6 +101,7 @@ async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
 type Streams = Arc<Mutex<HashMap<String, mpsc::Sender<Option<String>>>>>;
 
 async fn sse(mind: Arc<Mind>, streams: Streams, request: Request, mut conn: Conn) {
+    *mind.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
     if mind.is_refusing() {
         return;
     }

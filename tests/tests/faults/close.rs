@@ -128,3 +128,51 @@ async fn revoked_in_a_pause() {
     assert_eq!(of_type(&outcome.events(), "session.error")[0]["payload"]["reason"], "driver_turn_abandoned");
     tests::history::assert_all_paired(&world.provider);
 }
+
+/// S6: stopping what runs takes seconds, and the server dies in between, with a queued call, a local report and a second
+/// DELETE arriving meanwhile.
+#[tokio::test]
+async fn killed_while_closing() {
+    let mcp = Mcp::start("files", Kind::StubbornStdio, &["ls"]).await;
+    let mut world = Plan::default().mcp(&mcp).start().await;
+    let session = world.driver().await;
+    let second = world.second(&session).await;
+    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    session.send("start the process").await.text();
+    let mut held = world.provider.hold(Answer::text("too late"));
+    let running = session.start_send("work").await;
+    held.arrived().await;
+    let queued = second.start_send("waiting").await;
+    let deleting = tokio::spawn({
+        let session = session.clone();
+        async move {
+            let request = session.api().request("DELETE", &session.path(""));
+            request
+                .header("authorization", format!("Bearer {}", session.key))
+                .send()
+                .await
+                .map(|answer| answer.status().as_u16())
+        }
+    });
+    let database = world.database().await;
+    tests::poll::until(tests::poll::DEADLINE, "the mark of closing", async || {
+        if database.is_closing(&session.id).await { Ok(()) } else { Err(session.types().await) }
+    })
+    .await;
+    // From here on everybody is told that it is closed.
+    let closed = (-32000, "session is closed, not open".to_owned());
+    assert_eq!(running.finish().await.error(), closed);
+    assert_eq!(queued.finish().await.error(), closed);
+    let report = json!({"state": "running", "image": "x"});
+    assert_eq!(session.rpc("session.reportLocalSandbox", report).await.error(), closed);
+    assert_eq!(session.send("more").await.error(), closed);
+    assert_eq!(session.delete().await.problem(409, "session_closed"), "session is already closed");
+    assert!(database.is_closing(&session.id).await, "all this happened while it was closing");
+    world.server.crash().await;
+    assert!(deleting.await.unwrap().is_err(), "the first DELETE was cut");
+    let events = session.until_last("session.close").await;
+    assert_eq!(of_type(&events, "session.close").len(), 1);
+    assert_eq!(events.last().unwrap()["payload"], json!({"reason": "client_close"}));
+    assert_eq!(session.delete().await.problem(409, "session_closed"), "session is already closed");
+    assert_eq!(world.admin.state(&session.id).await, "closed");
+}

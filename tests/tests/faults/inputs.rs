@@ -182,3 +182,63 @@ async fn tool_results_of_every_shape() {
     }
     tests::history::assert_all_paired(&world.provider);
 }
+
+/// Envelopes and bodies with bytes changed, doubled, dropped and swapped: each gets one well-formed answer.
+#[tokio::test]
+async fn mutated_requests() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let seeds = [
+        r#"{"jsonrpc":"2.0","id":1,"method":"session.registerDriver","params":{}}"#,
+        r#"{"jsonrpc":"2.0","id":"x","method":"session.updateClientTools","params":{"tools":[{"name":"clock","input_schema":{"a":[1.5e3]}}]}}"#,
+        r#"{"jsonrpc":"2.0","id":null,"method":"session.reportLocalSandbox","params":{"state":"running","image":"\u00e9\ud83d\ude00"}}"#,
+        r#"{"jsonrpc":"2.0","id":3,"method":"session.cancelSubagent","params":{"subagent_id":"sba_0"}}"#,
+    ];
+    let bodies = [
+        r#"{"client_version":"1","tools":[{"name":"clock","description":"d","input_schema":{}}],"compaction":{"mode":"auto","size":1000}}"#,
+        r#"{"sandbox_tools":[{"name":"s","input_schema":{"properties":{"command":{"type":"string"}},"required":["command"]}}]}"#,
+    ];
+    let mut random = 4711u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) as usize % below.max(1)
+    };
+    let mut mutate = |seed: &str| {
+        let mut bytes = seed.as_bytes().to_vec();
+        for _ in 0..=next(3) {
+            let at = next(bytes.len());
+            match next(5) {
+                0 => bytes[at] = next(256) as u8,
+                1 => drop(bytes.remove(at)),
+                2 => bytes.insert(at, b"{}[]\",:0\\\0 "[next(11)]),
+                3 => bytes.truncate(at),
+                _ => {
+                    let end = (at + next(20)).min(bytes.len());
+                    let copy = bytes[at..end].to_vec();
+                    bytes.splice(at..at, copy);
+                }
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        bytes
+    };
+    for round in 0..800 {
+        let body = mutate(seeds[round % seeds.len()]);
+        let shown = String::from_utf8_lossy(&body).into_owned();
+        let frames = session.raw(body).await.finish().await.frames;
+        // A lost `id` makes a notification of it; a method turned into `session.subscribe` is out of reach of three edits.
+        assert!(frames.len() <= 1, "{shown}: {frames:?}");
+        if round % 4 == 0 {
+            let body = mutate(bodies[round % bodies.len()]);
+            let shown = String::from_utf8_lossy(&body).into_owned();
+            let request = world.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
+            let request = request.header("authorization", format!("Bearer {}", world.key.secret)).body(body);
+            let reply = world.api.send(request).await;
+            assert!([201, 400, 403, 422].contains(&reply.status), "{shown}: {reply:?}");
+            reply.json();
+        }
+    }
+    world.server_lives().await;
+}

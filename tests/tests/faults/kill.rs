@@ -220,10 +220,12 @@ async fn a_turn_that_kills_its_server() {
     assert_eq!(events.last().unwrap()["payload"], json!({"reason": "turn_recovery_failed", "takeovers": 5}));
     assert_eq!(world.admin.state(&session.id).await, "error");
     let mut t = tests::transcript::Transcript::default().replace(&world.provider.url(), "[provider]");
+    t.value("the log", &json!(events[2..]));
+    t.note("the call, sent again, is answered like that of an exhausted provider");
     let outcome = session.start_once("deadly", "key-1").await.finish().await;
     t.frames(&outcome);
-    crate::golden::golden("turn_recovery_failed", t);
     assert_eq!(outcome.result()["message"]["content"].as_array().unwrap().len(), 1);
+    crate::golden::golden("turn_recovery_failed", t);
     // Another session of the same server is unharmed.
     drop(helds);
     assert_eq!(world.driver().await.send("hello").await.text(), "deadly");

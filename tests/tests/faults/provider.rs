@@ -1,4 +1,4 @@
-//! F17, F23: providers that misbehave, and a database that refuses in the middle of a turn.
+//! F17: providers that misbehave.
 
 use serde_json::{Value, json};
 use tests::client::of_type;
@@ -85,35 +85,6 @@ async fn nobody_listens() {
     let response = of_type(&outcome.events(), "provider.response")[0]["payload"].clone();
     assert_eq!((&response["ok"], &response["status"]), (&json!(false), &Value::Null));
     assert!(!response.to_string().contains("token-dead"), "{response}");
-}
-
-/// F23: the append of a provider's answer is refused. Nothing is half-written, and the session serves again when the
-/// database does, without a restart.
-#[tokio::test]
-async fn the_database_refuses_in_a_turn() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let other = world.driver().await;
-    let fault = world.fail_inserts("provider.response").await;
-    let turn = session.start_send("go").await;
-    session.until_last("provider.request").await;
-    assert_eq!(
-        other.rpc("session.reportLocalSandbox", json!({"state": "running", "image": "x"})).await.result()["reported"],
-        true
-    );
-    fault.mend().await;
-    let end = turn.finish().await;
-    let last = end.frames.last().expect("a terminal frame");
-    assert!(last.get("result").is_some() || end.error().0 == -32603, "{last}");
-    let events = session.until("the turn's end", |events| {
-        events
-            .last()
-            .is_some_and(|e| ["server.message.send", "session.error"].iter().any(|kind| e["event_type"] == *kind))
-    });
-    events.await;
-    assert_eq!(other.send("unharmed").await.text(), "ok");
-    assert_eq!(session.send("next").await.text(), "ok");
-    assert_all_paired(&world.provider);
 }
 
 /// The server's log holds no secrets and no content.

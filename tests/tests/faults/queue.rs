@@ -221,3 +221,25 @@ async fn others_write_beside_a_turn() {
     assert_eq!(of_type(&events, "session.sandbox.running").len(), 100);
     assert_eq!(of_type(&events, "session.join").len(), 4);
 }
+
+/// I8: a session's queue is bounded; the one too many is told so at once, the others keep their places.
+#[tokio::test]
+async fn a_full_queue() {
+    let world = Plan::default().env("BAE_MAX_QUEUED_CALLS", "3").start().await;
+    let session = world.driver().await;
+    let mut held = world.provider.hold(Answer::text("a"));
+    let running = session.start_send("running").await;
+    held.arrived().await;
+    let mut waiting = Vec::new();
+    for number in 0..3 {
+        waiting.push(session.start_send(format!("waiting {number}")).await);
+    }
+    assert_eq!(session.send("one too many").await.error(), (-32000, "too many queued calls".to_owned()));
+    assert!(waiting.iter_mut().all(tests::client::Frames::is_silent));
+    held.release();
+    running.finish().await;
+    for frames in waiting {
+        assert_eq!(frames.finish().await.text(), "ok");
+    }
+    assert_eq!(said(&session).await, ["running", "waiting 0", "waiting 1", "waiting 2"]);
+}

@@ -89,3 +89,21 @@ async fn when_nobody_waits_any_more() {
     assert_eq!(second.start_once("second", "k").await.finish().await.text(), "ok");
     assert_eq!(said(&session).await, ["first", "third", "second"]);
 }
+
+/// A call's outcome stays to be had, whatever became of the session since.
+#[tokio::test]
+async fn after_the_sessions_end() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    world.provider.otherwise(Answer::status(400));
+    let failed = session.start_once("fails", "k").await.finish().await;
+    assert_eq!(world.admin.state(&session.id).await, "error");
+    assert_eq!(session.start_once("fails", "k").await.finish().await.result(), failed.result());
+    world.provider.otherwise(Answer::text("fine"));
+    let session = world.driver().await;
+    let answered = session.start_once("works", "k").await.finish().await;
+    session.delete().await.expect(200);
+    assert_eq!(session.start_once("works", "k").await.finish().await.result(), answered.result());
+    let closed = (-32000, "session is closed, not open".to_owned());
+    assert_eq!(session.start_once("new", "other").await.finish().await.error(), closed);
+}

@@ -18,7 +18,8 @@ async fn cut_at_every_frame() {
     world.provider.script(script());
     let frames = session.send("go").await.frames.len();
     let expected = session.types().await;
-    for cut in 0..frames {
+    // Its first frame proves that the turn has started; what leaves earlier may be dropped (`queue`, S9).
+    for cut in 1..frames {
         let session = world.driver().await;
         world.provider.script(script());
         let mut turn = session.start_send("go").await;
@@ -95,18 +96,19 @@ async fn subscribing_in_a_burst() {
     let world = World::start().await;
     let session = world.driver().await;
     let first = session.events().await[1]["id"].as_str().unwrap().to_owned();
+    let (progress, watched) = tokio::sync::watch::channel(0);
     let reports = async {
-        for number in 0..120 {
+        for number in 0..90 {
             let report = json!({"state": "running", "image": number.to_string()});
             session.rpc("session.reportLocalSandbox", report).await.result();
+            progress.send(number).unwrap();
         }
         session.delete().await.expect(200);
     };
-    let watchers = futures_util::future::join_all((0..12).map(|number| {
-        let (session, first) = (&session, &first);
+    let watchers = futures_util::future::join_all((0..10).map(|watcher| {
+        let (session, first, mut watched) = (&session, &first, watched.clone());
         async move {
-            let reached = |events: &[Value]| events.len() > 2 + number * 8;
-            session.until("some progress", reached).await;
+            watched.wait_for(|number| *number >= watcher * 8).await.unwrap();
             session.subscribe(Some(first)).await.finish().await.live()
         }
     }));

@@ -224,6 +224,6 @@ async fn authentication() {
     t.rest(api, "DELETE", "/admin/v1/profiles", ADMIN_KEY, None).await.problem_of(405);
     t.note("the two ports share nothing");
     t.rest(&world.api, "GET", "/admin/v1/profiles", ADMIN_KEY, None).await.problem(404, "not_found");
-    t.rest(api, "POST", "/api/v1/sessions", &world.key.secret, Some(json!({}))).await.problem(404, "not_found");
+    t.rest(api, "POST", "/api/v1/sessions", ADMIN_KEY, Some(json!({}))).await.problem(404, "not_found");
     golden("admin_auth", t);
 }

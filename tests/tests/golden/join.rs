@@ -75,7 +75,7 @@ async fn checks_in_order() {
     t.rest(&world.api, "POST", &open.path("/join"), &world.key.secret, Some(json!({"tools": 1})))
         .await
         .problem(400, "bad_request");
-    let reserved = json!({"sandbox_tools": [{"name": "remote_subagent_status"}]});
+    let reserved = json!({"tools": [{"name": "remote_subagent_status"}]});
     t.rest(&world.api, "POST", &open.path("/join"), &world.key.secret, Some(reserved)).await.expect(422);
     assert_eq!(open.events().await, before);
     golden("join_checks", t);

@@ -128,3 +128,68 @@ async fn the_primary_is_gone() {
     assert_eq!(world.admin.state(&session.id).await, "error");
     golden("provider_config", t);
 }
+
+/// Companion 5.1, 5.2: a trailing slash of `base_url` is trimmed, a token may stand in the environment, `max_tokens` is the
+/// entry's; a compaction asks for at least 4096 (7.1).
+#[tokio::test]
+async fn the_entry_of_a_provider() {
+    let target = Provider::start().await;
+    let slashed = provider_toml("slashed", "anthropic", &format!("{}/", target.url()), "max_tokens = 100");
+    let large = provider_toml("large", "openai", &target.url(), "max_tokens = 9000");
+    let world = Plan::default()
+        .toml(&slashed.replace("token-slashed", "${SOME_TOKEN}"))
+        .toml(&large.replace("token-large", "pre-${SOME_TOKEN}-post"))
+        .env("SOME_TOKEN", "from-the-environment")
+        .profile("primary_provider", json!("slashed"))
+        .start()
+        .await;
+    let session = world.driver().await;
+    session.send("hello").await.text();
+    session.rpc("session.compact", json!({})).await.result();
+    let requests = target.requests();
+    assert_eq!(
+        (requests[0].path.as_str(), requests[0].header("x-api-key")),
+        ("/v1/messages", Some("from-the-environment"))
+    );
+    assert_eq!((&requests[0].json()["max_tokens"], &requests[1].json()["max_tokens"]), (&json!(100), &json!(4096)));
+    assert!(!json!(session.events().await).to_string().contains("from-the-environment"));
+    let shown = world.admin.get("/admin/v1/providers").await.expect(200).body;
+    assert!(shown.contains(&format!("\"{}\"", target.url())), "the effective URL: {shown}");
+
+    let profile =
+        world.admin.profile(&json!({"name": "large", "primary_provider": "large", "allowed_tools": []})).await;
+    let key = world.admin.key("large", &profile).await;
+    let session = world.api.open(&key.secret, &json!({})).await;
+    session.register().await;
+    session.send("hello").await.text();
+    session.rpc("session.compact", json!({})).await.result();
+    let requests = target.requests();
+    assert_eq!(requests[2].header("authorization"), Some("Bearer pre-from-the-environment-post"));
+    let budget = |body: Value| body.get("max_tokens").or_else(|| body.get("max_completion_tokens")).cloned();
+    assert_eq!((budget(requests[2].json()), budget(requests[3].json())), (Some(json!(9000)), Some(json!(9000))));
+}
+
+/// Companion 5.6: cache reads and cache creation count as input; null when either number is missing.
+#[tokio::test]
+async fn usage() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    for (usage, expected) in [
+        (
+            json!({"input_tokens": 10, "cache_read_input_tokens": 200, "cache_creation_input_tokens": 3000, "output_tokens": 7}),
+            json!({"input_tokens": 3210, "output_tokens": 7}),
+        ),
+        (
+            json!({"input_tokens": 10, "cache_read_input_tokens": null, "output_tokens": 7}),
+            json!({"input_tokens": 10, "output_tokens": 7}),
+        ),
+        (json!({"input_tokens": 10}), json!(null)),
+        (json!({"output_tokens": 10}), json!(null)),
+        (json!(null), json!(null)),
+    ] {
+        let body = json!({"content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn", "usage": usage});
+        world.provider.push(Answer::raw(&body.to_string()));
+        let events = session.send("go").await.events();
+        assert_eq!(of_type(&events, "provider.response")[0]["payload"]["usage"], expected, "{usage}");
+    }
+}

@@ -94,3 +94,25 @@ async fn tools_with_nobody_behind_them() {
     assert!(results.iter().all(|r| r.contains(r#""is_error":true"#)));
     golden("tools_unserved", t);
 }
+
+/// MCP connections are the session's: made once when it is created, not again for a joiner; headers may name the environment.
+#[tokio::test]
+async fn mcp_is_connected_once() {
+    for kind in [Kind::Http, Kind::Sse] {
+        let mcp = Mcp::start("files", kind, &["ls"]).await;
+        let world = Plan::default()
+            .mcp(&mcp)
+            .toml("headers = { Authorization = \"Bearer ${MCP_TOKEN}\" }")
+            .env("MCP_TOKEN", "from-the-environment")
+            .start()
+            .await;
+        let session = world.driver().await;
+        let second = world.second(&session).await;
+        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+        assert_eq!(second.send("go").await.text(), "ok", "a joiner's turn uses the session's MCP tools");
+        assert_eq!((mcp.opened(), mcp.calls().len()), (1, 1), "{kind:?}");
+        assert_eq!(mcp.authorization().as_deref(), Some("Bearer from-the-environment"), "{kind:?}");
+        let log = world.server.log() + &serde_json::to_string(&session.events().await).unwrap();
+        assert!(!log.contains("from-the-environment"));
+    }
+}

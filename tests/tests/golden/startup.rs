@@ -45,7 +45,7 @@ async fn bad_configuration_files() {
     };
     let mcp = |rest: &str| format!("[[mcp.servers]]\nname = \"one\"\n{rest}\n");
     for (toml, culprit) in [
-        ("this is no toml".to_owned(), "config.toml"),
+        ("this is no toml".to_owned(), "configuration file"),
         (provider("p1") + &provider("p1"), "p1"),
         (provider(" "), "name"),
         (provider("p1").replace("anthropic", "gemini"), "gemini"),
@@ -66,7 +66,6 @@ async fn bad_configuration_files() {
 async fn bad_environments() {
     for (name, value) in [
         ("BAE_ADDR", "nowhere"),
-        ("BAE_ADMIN_ADDR", "0.0.0.0:0"),
         ("BAE_DATABASE_URL", "mysql://x"),
         ("BAE_TURN_TIMEOUT", "soon"),
         ("BAE_SHUTDOWN_TIMEOUT", "-1"),
@@ -76,6 +75,7 @@ async fn bad_environments() {
     ] {
         usage_error(Config::default(), &[(name, Some(value))], name).await;
     }
+    usage_error(Config::default(), &[("BAE_ADMIN_ADDR", Some("0.0.0.0:0"))], "BAE_ADMIN_ALLOW_REMOTE").await;
     let both = Config::default().arg("--rotate-admin-key").arg("--dangerously-disable-admin-auth");
     usage_error(both, &[], "--rotate-admin-key").await;
     usage_error(Config::default().arg("--no-such-flag"), &[], "--no-such-flag").await;
@@ -160,4 +160,17 @@ async fn the_admin_port_may_be_opened_on_purpose() {
     server.spawn();
     server.wait_ready().await;
     Api::new(server.http(), server.admin_url()).get("/admin/v1/keys", ADMIN_KEY).await.expect(200);
+}
+
+/// `BAE_LOG_FORMAT=json`: every line that the server writes is an object.
+#[tokio::test]
+async fn json_logs() {
+    let world = tests::world::Plan::default().env("BAE_LOG_FORMAT", "json").start().await;
+    world.driver().await.send("hello").await.text();
+    let log = world.server.log();
+    assert!(!log.trim().is_empty());
+    for line in log.lines() {
+        let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_str(line);
+        assert!(parsed.is_ok(), "{line}");
+    }
 }

@@ -153,6 +153,8 @@ impl Turn {
                 if let Some(CompletedPayload { preamble_event_id }) = read(payload) {
                     self.history.start_at(preamble_event_id);
                 }
+                // A fold that begins here knows no request before, so none may be referred to.
+                self.chain = None;
                 self.failed_auto = None;
                 self.compacting = None;
                 self.stage = Stage::Compacted(Ok(event.id));

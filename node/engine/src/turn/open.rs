@@ -5,6 +5,7 @@ use crate::event::{EventType, NewEvent, Payload};
 use crate::history::blocks;
 use crate::ids::{EventId, KeyId};
 use crate::json::{self, Raw};
+use crate::message::Role;
 use crate::outcome::Outcome;
 use crate::params::SendMessage;
 use crate::round::Merged;
@@ -84,13 +85,19 @@ impl Turn {
             (None | Some(_), Gate::Free | Gate::Own | Gate::Expired) if message.answers => {
                 return Err(RpcError::new(-32000, NOTHING_AWAITED));
             }
+            // Results are a user's to bring.
+            (Some(_), Gate::Expired) if message.role != Role::User.as_str() => None,
             (Some(round), Gate::Expired) => Some(round.abandon(&blocks(&message.content))),
             (None, _) | (Some(_), Gate::Free) => None,
         };
         let abandoned = self.paused().filter(|_| gate == Gate::Expired);
         self.begin(key, false);
         if let Some(owner) = abandoned {
-            self.make(abandonment(ctx, owner));
+            if merged.is_some() {
+                self.make(abandonment(ctx, owner));
+            } else {
+                self.retire(ctx, key, owner);
+            }
         }
         let content = merged.as_ref().map_or(&message.content, |merged| &merged.content);
         let role = &message.role;
@@ -103,19 +110,24 @@ impl Turn {
     }
 
     fn open_compact(&mut self, ctx: &Context<'_>, prompt: Option<&str>, key: KeyId, gate: Gate) {
-        let expired = self.round.as_ref().filter(|_| gate != Gate::Free).map(|round| round.abandon(&[]));
-        let owner = self.paused();
+        let abandoned = self.paused().filter(|_| gate != Gate::Free);
         self.begin(key, true);
-        if let (Some(merged), Some(owner)) = (expired, owner) {
-            self.make(abandonment(ctx, owner));
-            let content = json::join(merged.results.iter().map(|result| &*result.block));
-            let payload = format!(r#"{{"role":"user","content":{content},"synthetic":"abandoned_tool_results"}}"#);
-            self.make(event(ctx, key, EventType::ServerMessage, json::built(payload)));
-            for event in results(ctx, key, Some(merged)) {
-                self.make(event);
-            }
+        if let Some(owner) = abandoned {
+            self.retire(ctx, key, owner);
         }
         self.start_compaction(ctx, key, prompt);
+    }
+
+    /// Takes a pause over where no message of a user carries its results: a message of the server's does.
+    fn retire(&mut self, ctx: &Context<'_>, key: KeyId, owner: KeyId) {
+        let Some(merged) = self.round.as_ref().map(|round| round.abandon(&[])) else { return };
+        self.make(abandonment(ctx, owner));
+        let content = json::join(merged.results.iter().map(|result| &*result.block));
+        let payload = format!(r#"{{"role":"user","content":{content},"synthetic":"abandoned_tool_results"}}"#);
+        self.make(event(ctx, key, EventType::ServerMessage, json::built(payload)));
+        for event in results(ctx, key, Some(merged)) {
+            self.make(event);
+        }
     }
 
     /// Ends the call and the session with a `session.error`.

@@ -38,7 +38,7 @@ impl Turn {
             return None;
         };
         if round.running {
-            return self.under_way(ctx, one);
+            return self.under_way(ctx, key, one);
         }
         match (one.dispatch, &one.server_name) {
             (Dispatch::Mcp, Some(server)) => {
@@ -65,12 +65,30 @@ impl Turn {
     }
 
     /// The act that the log shows as begun, in the process that begins it.
-    fn under_way(&mut self, ctx: &Context<'_>, one: Use) -> Option<Then> {
+    fn under_way(&mut self, ctx: &Context<'_>, key: KeyId, one: Use) -> Option<Then> {
         let launching = self.call.as_ref().and_then(|(_, call)| call.launching);
-        match (one.dispatch, launching) {
-            (Dispatch::Subagent, Some(id)) => self.checked(ctx, &one).ok().map(|launch| Then::Launch(id, launch)),
-            _ => Some(Then::Mcp(one)),
+        let (Dispatch::Subagent, Some(id)) = (one.dispatch, launching) else { return Some(Then::Mcp(one)) };
+        // It has its place among those that run since its start was logged.
+        match self.checked(ctx, &one, 0) {
+            Ok(launch) => Some(Then::Launch(id, launch)),
+            Err(text) => {
+                let detail = text.strip_prefix("subagent error: ").unwrap_or(&text);
+                let input = Object::parse(&one.input).unwrap_or_default();
+                let text = |member: &str| input.str(member).unwrap_or_default();
+                self.not_launched(ctx, key, &one, lifecycle(id, &text("harness"), &text("model"), Some(detail)));
+                None
+            }
         }
+    }
+
+    /// A start is logged, and the subagent does not run: `payload` says why.
+    fn not_launched(&mut self, ctx: &Context<'_>, key: KeyId, one: &Use, mut payload: serde_json::Value) {
+        payload["reason"] = json!("spawn_failed");
+        payload["exit_code"] = json!(null);
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentFailed, &payload));
+        let detail = payload["detail"].as_str().unwrap_or_default();
+        let text = format!("subagent error: it could not be started: {detail}");
+        self.tool_answered(ctx, key, one, true, text_content(&text));
     }
 
     /// No sandbox runs for this session: the model is told how to get one (companion 6).
@@ -90,26 +108,22 @@ impl Turn {
         self.tool_answered(ctx, key, one, true, text_content(&format!("sandbox error: {error}")));
     }
 
-    fn checked(&self, ctx: &Context<'_>, one: &Use) -> Result<subagent::Launch, String> {
+    fn checked(&self, ctx: &Context<'_>, one: &Use, running: usize) -> Result<subagent::Launch, String> {
         let tool =
             ctx.tools.subagent(&one.name).ok_or_else(|| format!("the tool '{}' is not declared any more", one.name))?;
-        let room = subagent::Room {
-            available_sandboxes: &ctx.available_sandboxes,
-            running: ctx.running_subagents,
-            max: ctx.max_subagents,
-        };
+        let room = subagent::Room { available_sandboxes: &ctx.available_sandboxes, running, max: ctx.max_subagents };
         subagent::launch(&one.input, tool, room)
     }
 
     fn launch(&mut self, ctx: &Context<'_>, key: KeyId, one: Use) -> Option<Then> {
-        match self.checked(ctx, &one) {
+        match self.checked(ctx, &one, ctx.running_subagents) {
             Err(text) => {
                 self.tool_answered(ctx, key, &one, true, text_content(&text));
                 None
             }
             Ok(launch) => {
                 let id = SubagentId((ctx.fresh)());
-                let payload = lifecycle(id, &launch, None);
+                let payload = lifecycle(id, &launch.harness, &launch.model, None);
                 self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentStart, &payload));
                 Some(Then::Launch(id, launch))
             }
@@ -125,20 +139,14 @@ impl Turn {
         started: Result<(), String>,
     ) {
         let Some((key, one)) = self.current_use() else { return };
-        let (kind, payload, is_error, text) = match started {
+        let payload = |detail: Option<&str>| lifecycle(id, &launch.harness, &launch.model, detail);
+        match started {
             Ok(()) => {
-                let text = subagent::started(id, launch);
-                (EventType::SubagentRunning, lifecycle(id, launch, None), false, text)
+                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentRunning, &payload(None)));
+                self.tool_answered(ctx, key, &one, false, text_content(&subagent::started(id, launch)));
             }
-            Err(detail) => {
-                let mut payload = lifecycle(id, launch, Some(&detail));
-                payload["reason"] = json!("spawn_failed");
-                payload["exit_code"] = json!(null);
-                (EventType::SubagentFailed, payload, true, format!("subagent error: it could not be started: {detail}"))
-            }
-        };
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, kind, &payload));
-        self.tool_answered(ctx, key, &one, is_error, text_content(&text));
+            Err(detail) => self.not_launched(ctx, key, &one, payload(Some(&detail))),
+        }
     }
 
     /// What came of the MCP call.
@@ -189,8 +197,6 @@ impl Turn {
     }
 }
 
-fn lifecycle(id: SubagentId, launch: &subagent::Launch, detail: Option<&str>) -> serde_json::Value {
-    json!({
-        "dispatch": "remote", "subagent_id": id, "harness": launch.harness, "model": launch.model, "detail": detail,
-    })
+fn lifecycle(id: SubagentId, harness: &str, model: &str, detail: Option<&str>) -> serde_json::Value {
+    json!({"dispatch": "remote", "subagent_id": id, "harness": harness, "model": model, "detail": detail})
 }

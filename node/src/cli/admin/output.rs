@@ -78,3 +78,43 @@ fn cell(value: &Value) -> String {
 pub(super) fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const COLUMNS: [Column; 3] = [Column::new("ID", "id"), Column::new("LIST", "list"), Column::new("AT", "at")];
+
+    fn raw(json: &str) -> Box<RawValue> {
+        RawValue::from_string(json.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn people_get_columns() {
+        let items = [
+            raw(r#"{"id":"a","list":["x","y"],"at":null,"more":1}"#),
+            raw(r#"{"id":"\u001b[31mlong","list":[],"at":{"n":1}}"#),
+        ];
+        assert_eq!(
+            table(&COLUMNS, &items),
+            "ID         LIST  AT\na          x, y  -\n[31mlong  -     {\"n\":1}\n",
+            "nothing steers the terminal"
+        );
+        let long = raw(&format!(r#"{{"id":"{}"}}"#, "ä".repeat(300)));
+        assert!(table(&COLUMNS, &[long]).contains(&format!("{}…", "ä".repeat(CELL))));
+    }
+
+    #[test]
+    fn programs_get_the_items_as_they_came() {
+        let items = [raw(r#"{"z":1.10,"a":"\u00e4"}"#), raw("{}")];
+        assert_eq!(json_items(&items), "{\"items\":[{\"z\":1.10,\"a\":\"\\u00e4\"},{}],\"next_cursor\":null}\n");
+    }
+
+    #[test]
+    fn a_flag_without_a_value_is_an_empty_list() {
+        assert_eq!(list(vec![]), serde_json::json!([]));
+        assert_eq!(list(vec![" a".into(), String::new()]), serde_json::json!(["a"]));
+    }
+}

@@ -91,3 +91,43 @@ async fn find(accounts: &Accounts) -> Result<Option<Profile>, Failure> {
         after = next;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use coordinator::Db;
+
+    #[tokio::test]
+    async fn later_starts_use_what_the_first_made() {
+        let dir = std::env::temp_dir().join(format!("bae-dev-{}", uuid::Uuid::now_v7().simple()));
+        let accounts = Accounts::new(Db::open(&dir.join("bae.db")).await.unwrap());
+        let file = dir.join("client.key");
+        let start = async |provider, mcp: &[&str]| {
+            let mcp = mcp.iter().map(|name| (*name).to_owned()).collect();
+            let key = prepare(&accounts, &file, provider, mcp).await.unwrap();
+            let profiles = accounts.profiles(None, 50).await.unwrap().0;
+            let [profile] = &profiles[..] else { panic!("one profile: {profiles:?}") };
+            (key.expose_secret().to_owned(), profile.id, profile.fields.clone())
+        };
+        let (key, id, fields) = start("demo", &[]).await;
+        assert!(fields.allowed_tools.contains(&"ask_user".to_owned()));
+        assert_eq!(start("demo", &[]).await, (key.clone(), id, fields));
+
+        let (again, _, fields) = start("openai", &["files"]).await;
+        assert_eq!((again, fields.primary_provider.as_str()), (key.clone(), "openai"));
+        assert_eq!(fields.mcp_servers, ["files"]);
+
+        // What an administrator chose is left alone.
+        accounts.replace_profile(id, ProfileFields { primary_provider: "mine".into(), ..fields }).await.unwrap();
+        assert_eq!(start("demo", &[]).await.2.primary_provider, "mine");
+
+        // A file of another server, or none, gets a key of this one.
+        std::fs::write(&file, "bae_other").unwrap();
+        let (new, ..) = start("demo", &[]).await;
+        assert_ne!(new, key);
+        assert_eq!(start("demo", &[]).await.0, new);
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+}

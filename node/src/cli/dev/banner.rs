@@ -3,6 +3,7 @@
 use super::super::Failure;
 use super::{ADDR, DATA};
 use crate::app::Ports;
+use crate::config::AdminKey;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -35,6 +36,7 @@ fn reachable(mut addr: SocketAddr) -> SocketAddr {
 pub(super) struct Scene<'a> {
     pub addresses: Addresses,
     pub data: &'a Path,
+    pub admin_key: &'a AdminKey,
     /// The vendor's model; none for the built-in one.
     pub model: Option<&'a str>,
     pub client_key: &'a SecretString,
@@ -42,7 +44,7 @@ pub(super) struct Scene<'a> {
 }
 
 pub(super) fn text(scene: &Scene<'_>) -> String {
-    let Scene { addresses, data, model, client_key, program } = scene;
+    let Scene { addresses, data, admin_key, model, client_key, program } = scene;
     let url = format!("http://{}", addresses.client);
     let admin = format!("http://{}", addresses.admin);
     let key = client_key.expose_secret();
@@ -51,13 +53,17 @@ pub(super) fn text(scene: &Scene<'_>) -> String {
         Some(model) => (*model).to_owned(),
         None => "demo, built in (set ANTHROPIC_API_KEY or OPENAI_API_KEY for a real one)".to_owned(),
     };
+    let admin_key = match admin_key {
+        AdminKey::Supplied(_) => "BAE_ADMIN_KEY".to_owned(),
+        AdminKey::Made | AdminKey::Rotated => format!("{data}/admin.key"),
+    };
     let usual = addresses.client.to_string() == ADDR && data.to_string() == DATA;
     let chat = if usual { format!("{program} chat") } else { format!("{program} chat --url {url} --key {key}") };
     let curl = curl(&url, key);
     format!(
         "baesrv dev is ready\n\n  \
          client API  {url}\n  \
-         admin API   {admin}  (key in {data}/admin.key)\n  \
+         admin API   {admin}  (key in {admin_key})\n  \
          client key  {key}  (also in {data}/client.key)\n  \
          model       {model}\n\n\
          Talk to it in another terminal:\n\n  {chat}\n\n\
@@ -78,4 +84,35 @@ fn curl(url: &str, key: &str) -> String {
          -d '{{}}' | grep -oE '(bae_)?ses_[0-9a-f]+'); for m in '{register}' '{send}'; do \
          curl -sN {url}/api/v1/sessions/$1/rpc -H \"authorization: Bearer $2\" -d \"$m\"; done"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn scene<'a>(client: &str, data: &'a str, model: Option<&'a str>, client_key: &'a SecretString) -> String {
+        let addresses =
+            Addresses { client: reachable(client.parse().unwrap()), admin: "127.0.0.1:8081".parse().unwrap() };
+        let data = Path::new(data);
+        text(&Scene { addresses, data, admin_key: &AdminKey::Made, model, client_key, program: "baesrv" })
+    }
+
+    #[test]
+    fn the_lines_fit_where_it_runs() {
+        let key = "bae_1234".to_owned().into();
+        let usual = scene(ADDR, DATA, None, &key);
+        assert!(usual.contains("\n  baesrv chat\n") && usual.contains("demo, built in"), "{usual}");
+        let other = scene("0.0.0.0:9000", "/data", Some("m"), &key);
+        for part in [
+            "client API  http://127.0.0.1:9000\n",
+            "(key in /data/admin.key)",
+            "model       m\n",
+            "\n  baesrv chat --url http://127.0.0.1:9000 --key bae_1234\n",
+            "curl -s http://127.0.0.1:9000/api/v1/sessions -H 'authorization: Bearer bae_1234'",
+        ] {
+            assert!(other.contains(part), "{part} in {other}");
+        }
+    }
 }

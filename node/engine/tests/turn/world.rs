@@ -1,0 +1,370 @@
+//! A node in small: a log, the session's row, stored requests, and the loop that drives a [`Turn`] as the real one does. It can
+//! be stopped after any append: then the turn is folded anew from what is stored.
+
+use crate::peers;
+use crate::plan::{Call, Plan, Row, Stops};
+use crate::read::{Fields, quoted};
+use crate::requests;
+use crate::script::{By, Fit, Op, Script, What};
+use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::ids::{CallId, EventId, KeyId, SessionId};
+use engine::json;
+use engine::params::SendMessage;
+use engine::request::Request;
+use engine::round::Use;
+use engine::toolbox::Toolbox;
+use engine::turn::{After, Context, End, Gate, Opening, Step, Then, Turn};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Default)]
+struct Cursor {
+    answers: usize,
+    summaries: usize,
+    mcp: usize,
+    launches: usize,
+    stores: usize,
+}
+
+pub struct World<'a> {
+    pub script: &'a Script,
+    pub plan: Plan,
+    fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
+    pub log: Vec<Event>,
+    stored: BTreeMap<u64, String>,
+    /// Every stored request, read back.
+    loaded: BTreeMap<u64, Arc<Request>>,
+    pub row: Row,
+    pub calls: Vec<Call>,
+    pub appends: usize,
+    /// Appends that left an MCP call under way.
+    pub tool_appends: Vec<usize>,
+    /// MCP calls whose outcome was lost.
+    pub lost: usize,
+    /// Compacts answered at once because a pause waits.
+    pub in_progress: usize,
+    cursor: Cursor,
+    op: Op,
+    /// What a client may have declared.
+    tools: [Toolbox; 4],
+}
+
+pub fn client(n: u8) -> KeyId {
+    KeyId([n; 16])
+}
+
+/// Runs a whole script and hands over what became of it.
+pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -> T {
+    let ids = AtomicU64::new(1);
+    let fresh = || (u128::from(ids.fetch_add(1, Ordering::Relaxed)) << 64).to_be_bytes();
+    let op = Op { by: By::Owner, what: What::Assistant, late: false, tools: 0, primary: true, running: 0 };
+    let mut world = World {
+        script,
+        plan,
+        fresh: &fresh,
+        log: Vec::new(),
+        stored: BTreeMap::new(),
+        loaded: BTreeMap::new(),
+        row: Row::Idle,
+        calls: Vec::new(),
+        appends: 0,
+        tool_appends: Vec::new(),
+        lost: 0,
+        in_progress: 0,
+        cursor: Cursor::default(),
+        op,
+        tools: [0, 1, 2, 3].map(peers::toolbox),
+    };
+    let mut turn = Turn::default();
+    for op in &script.ops {
+        if world.row == Row::Error {
+            break;
+        }
+        world.op = op.clone();
+        world.call(&mut turn);
+    }
+    look(&world)
+}
+
+impl<'a> World<'a> {
+    /// Bytes of each stored request, in order.
+    pub fn stored_bytes(&self) -> Vec<usize> {
+        self.stored.values().map(String::len).collect()
+    }
+
+    /// What decisions need beside the log.
+    pub fn context(&self) -> Context<'a> {
+        let mut entries = peers::entries(&self.script.wires).into_iter();
+        let primary = entries.next().filter(|_| self.op.primary).ok_or_else(|| "unknown provider \"p0\"".to_owned());
+        Context {
+            primary,
+            fallbacks: entries.collect(),
+            tools: self.tools[self.op.tools].clone(),
+            available_sandboxes: vec!["img".into()],
+            compaction: self.script.compaction.clone(),
+            max_rounds: self.script.max_rounds,
+            max_subagents: 8,
+            running_subagents: self.op.running,
+            fresh: self.fresh,
+        }
+    }
+
+    /// The tool uses of the newest round.
+    fn uses(&self) -> Vec<Use> {
+        let calls = self.log.iter().rev().skip_while(|e| e.event.kind != EventType::ToolCall);
+        let calls = calls.take_while(|e| e.event.kind != EventType::ProviderResponse);
+        let calls = calls.filter(|e| e.event.kind == EventType::ToolCall);
+        let mut uses: Vec<Use> =
+            calls.map(|e| serde_json::from_str(&e.event.payload.text()).unwrap_or_else(|e| panic!("{e}"))).collect();
+        uses.reverse();
+        uses
+    }
+
+    fn message(&self, paused: bool) -> (SendMessage, Option<Fit>) {
+        let (role, content, fit) = match &self.op.what {
+            What::Plain(i) => ("user", peers::MESSAGES[*i].to_owned(), None),
+            What::Assistant => ("assistant", r#""An aside""#.to_owned(), paused.then_some(Fit::WrongRole)),
+            What::Answer(_) if !paused && self.op.by == By::Owner => ("user", peers::MESSAGES[2].to_owned(), None),
+            What::Answer(_) if !paused => ("user", format!("[{}]", peers::result("tu_none", 0)), None),
+            What::Answer(fit) => {
+                let uses = self.uses();
+                let of = |client: bool| {
+                    let uses = uses.iter().enumerate().filter(move |(_, u)| peers::is_client(u) == client);
+                    uses.map(|(i, u)| peers::result(&u.id, i + self.appends)).collect::<Vec<_>>()
+                };
+                let (mut results, copies) = (of(true), of(false));
+                match fit {
+                    Fit::Right | Fit::WrongRole => {}
+                    Fit::Copies => {
+                        results.reverse();
+                        results.extend(copies);
+                        results.insert(0, r#"{"type":"text","text":"and\u0000 \u00e9"}"#.into());
+                    }
+                    Fit::Missing if results.len() > 1 => drop(results.pop()),
+                    Fit::Missing if !copies.is_empty() => results = copies,
+                    Fit::Duplicate => results.push(results[0].clone()),
+                    Fit::Missing | Fit::Unexpected => results.push(peers::result("tu_none", 0)),
+                }
+                let role = if *fit == Fit::WrongRole { "assistant" } else { "user" };
+                (role, format!("[{}]", results.join(", ")), Some(*fit))
+            }
+            What::Compact(_) => panic!("a compact is no message"),
+        };
+        let params = format!(r#"{{"message":{{"role":{}, "content":{content}}}}}"#, quoted(role));
+        let message = SendMessage::parse(&json::read(params.as_bytes()).unwrap()).unwrap();
+        assert_eq!(message.content.get(), content, "content changed on its way in");
+        (message, fit)
+    }
+
+    /// One call, from the gate to its end.
+    fn call(&mut self, turn: &mut Turn) {
+        let owner = if let Row::Paused(owner) = self.row { Some(owner) } else { None };
+        let key = match (self.op.by, owner) {
+            (By::Owner, owner) => owner.unwrap_or_else(|| client(1)),
+            (By::Stranger, Some(owner)) if owner == client(2) => client(3),
+            (By::Stranger, _) => client(2),
+        };
+        let answers = matches!(self.op.what, What::Answer(_));
+        let compact = matches!(self.op.what, What::Compact(_));
+        let gate = match owner {
+            None => Gate::Free,
+            Some(owner) if owner == key && !compact && (answers || !self.op.late) => Gate::Own,
+            Some(_) if self.op.late => Gate::Expired,
+            Some(_) => {
+                self.in_progress += usize::from(compact);
+                return;
+            }
+        };
+        let (opening, fit) = match &self.op.what {
+            What::Compact(prompt) => (Opening::Compact(prompt.clone()), None),
+            _ => {
+                let (message, fit) = self.message(owner.is_some());
+                (Opening::Message(message), fit.filter(|_| gate == Gate::Own))
+            }
+        };
+        let refused = turn.open(&self.context(), &opening, key, gate).err();
+        let id = CallId((self.calls.len() as u128 + 1).to_be_bytes());
+        let primary = self.op.primary;
+        let (end, limited, store_failed) = (None, false, false);
+        let opened = refused.is_none();
+        self.calls.push(Call { id, key, opening, gate, fit, primary, owner, refused, end, limited, store_failed });
+        if opened {
+            let end = self.drive(turn);
+            self.opened().end = Some(end);
+        }
+    }
+
+    fn opened(&mut self) -> &mut Call {
+        self.calls.last_mut().expect("a call is open")
+    }
+
+    fn drive(&mut self, turn: &mut Turn) -> End {
+        let mut carried_on = false;
+        for _ in 0..300 {
+            let mut step = turn.next(&self.context());
+            if step.store && !self.can_store() {
+                *turn = self.fold();
+                self.opened().store_failed = true;
+                step = turn.store_failed(&self.context());
+            }
+            assert!(carried_on || !step.events.is_empty(), "nothing to append before {:?}", step.then);
+            let appended = !step.events.is_empty();
+            self.append(turn, &step);
+            if appended && self.stops(&step.then) {
+                *turn = self.restart();
+                carried_on = true;
+                match step.then {
+                    Then::End(end) => return end,
+                    _ => continue,
+                }
+            }
+            carried_on = false;
+            match step.then {
+                Then::End(end) => return end,
+                then => self.act(turn, then),
+            }
+        }
+        panic!("the call does not end")
+    }
+
+    fn can_store(&mut self) -> bool {
+        self.cursor.stores += 1;
+        self.script.stores.get(self.cursor.stores - 1).copied().unwrap_or(true)
+    }
+
+    fn append(&mut self, turn: &mut Turn, step: &Step) {
+        let (first, id, key) = (self.log.len() as u64 + 1, self.opened().id, self.opened().key);
+        let chain = turn.chain().cloned();
+        for event in &step.events {
+            let number = self.log.len() as u64 + 1;
+            self.log.push(committed(number, Some(id), event.clone()));
+            if let Payload::Request(request) = &event.payload {
+                self.stored.insert(number, request.store(chain.as_ref()));
+                if request.attempt == 1 && !request.compaction {
+                    requests::offers(request, peers::offered(self.op.tools));
+                }
+                let loaded = self.load(number);
+                assert_eq!(loaded.payload(), event.payload.text(), "a stored request reads back differently");
+                self.loaded.insert(number, Arc::new(loaded));
+            }
+        }
+        turn.committed(first);
+        self.row = match &step.then {
+            Then::End(End { session: After::Idle, .. }) => Row::Idle,
+            Then::End(End { session: After::Paused, .. }) => Row::Paused(key),
+            Then::End(End { session: After::Error, .. }) => Row::Error,
+            _ => Row::Running,
+        };
+        if !step.events.is_empty() {
+            if matches!(step.then, Then::Mcp(_)) {
+                self.tool_appends.push(self.appends);
+            }
+            self.appends += 1;
+            self.somebody_else();
+        }
+    }
+
+    /// Events that are no part of the call come in between.
+    fn somebody_else(&mut self) {
+        let kind = match self.appends % 5 {
+            1 => EventType::DriverRegister,
+            3 => EventType::SubagentCompleted,
+            4 => EventType::SandboxRunning,
+            _ => return,
+        };
+        let event = NewEvent::new(EventId((self.fresh)()), client(9), kind, &serde_json::json!({}));
+        self.log.push(committed(self.log.len() as u64 + 1, None, event));
+    }
+
+    fn stops(&mut self, then: &Then) -> bool {
+        let (append, tool) = (self.appends - 1, matches!(then, Then::Mcp(_)));
+        let stops = match self.plan.stops {
+            Stops::Never => false,
+            Stops::Harmless => !tool,
+            Stops::Every => true,
+            Stops::Bits(bits) => bits >> (append % 64) & 1 == 1,
+            Stops::Only(only) => only == append,
+        };
+        self.lost += usize::from(stops && tool && self.plan.takeovers < 5);
+        stops
+    }
+
+    /// A request as a reader finds it: from the start of its chain on.
+    fn load(&self, number: u64) -> Request {
+        let root = Request::root(&self.stored[&number]).unwrap().unwrap_or(number);
+        let mut before: Option<Request> = None;
+        for (_, text) in self.stored.range(root..=number) {
+            before = Some(Request::load(text, before.as_ref()).unwrap_or_else(|error| panic!("{error}: {text}")));
+        }
+        before.expect("the request is stored")
+    }
+
+    fn fold(&self) -> Turn {
+        let start = if self.plan.newest { requests::start(&self.log) } else { 0 };
+        let mut turn = Turn::new(requests::usage(&self.log[..start]));
+        for event in &self.log[start..] {
+            let mut event = event.clone();
+            if matches!(event.event.payload, Payload::Request(_)) {
+                event.event.payload = Payload::Request(Arc::clone(&self.loaded[&event.number]));
+            }
+            turn.apply(&event);
+        }
+        turn
+    }
+
+    /// Another process takes the session over.
+    fn restart(&mut self) -> Turn {
+        let mut turn = self.fold();
+        match self.row {
+            Row::Idle | Row::Error => {
+                turn.settle();
+                assert!(!turn.running(), "a settled turn runs");
+                assert!(turn.paused().is_none() || self.row == Row::Error, "an idle session's turn is paused");
+            }
+            Row::Paused(owner) => assert_eq!(turn.paused(), Some(owner)),
+            Row::Running => {
+                assert!(turn.running(), "the folded turn does not run");
+                assert_eq!(turn.acting(), Some(self.opened().key));
+                self.op.tools = (self.op.tools + usize::from(self.plan.swap_tools)) % 4;
+                turn.recover(&self.context(), self.plan.takeovers);
+                self.opened().limited = self.plan.takeovers >= 5;
+            }
+        }
+        turn
+    }
+
+    fn act(&mut self, turn: &mut Turn, then: Then) {
+        let ctx = self.context();
+        match then {
+            Then::Continue => {}
+            Then::Ask(request) => {
+                requests::check(self, &request);
+                let cursor = if request.compaction { &mut self.cursor.summaries } else { &mut self.cursor.answers };
+                let place = std::mem::replace(cursor, *cursor + 1);
+                let script = if request.compaction { &self.script.summaries } else { &self.script.answers };
+                let reply = peers::reply(&script[place % script.len()], request.wire, place);
+                turn.provider_answered(&ctx, reply);
+            }
+            Then::Mcp(one) => {
+                let asked = self.log.iter().rev().find(|e| e.event.kind == EventType::McpRequest).expect("logged");
+                let asked = Fields::payload(asked);
+                assert_eq!((asked.str("tool"), asked.raw("input")), (one.name.clone(), one.input.get()));
+                let outcome = self.script.mcp.get(self.cursor.mcp).copied().unwrap_or(crate::script::Mcp::Works(0));
+                self.cursor.mcp += 1;
+                turn.mcp_answered(&ctx, peers::mcp_reply(outcome));
+            }
+            Then::Launch(id, launch) => {
+                let starts = self.script.launches.get(self.cursor.launches).copied().unwrap_or(true);
+                self.cursor.launches += 1;
+                let started = if starts { Ok(()) } else { Err("no \"driver\"".to_owned()) };
+                turn.launched(&ctx, id, &launch, started);
+            }
+            Then::End(_) => panic!("an end is no act"),
+        }
+    }
+}
+
+fn committed(number: u64, call: Option<CallId>, event: NewEvent) -> Event {
+    Event { number, session: SessionId([7; 16]), call, created_at: number as i64, event }
+}

@@ -1,0 +1,119 @@
+//! F23: a database that refuses to write, at every step of a turn: nothing half-written, nobody else disturbed, and recovery
+//! without a restart.
+
+use serde_json::{Value, json};
+use tests::client::{Session, of_type, types};
+use tests::history::assert_all_paired;
+use tests::mcp::{Kind, Mcp};
+use tests::poll::{DEADLINE, until, within};
+use tests::provider::Answer;
+use tests::world::{Plan, World};
+
+async fn scene() -> (Mcp, World) {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let world = Plan::default().mcp(&mcp).start().await;
+    (mcp, world)
+}
+
+/// The session serves again, or has failed in the log's words; its history is sound either way.
+async fn recovers(world: &World, session: &Session, what: &str) {
+    let state = world.admin.state(&session.id).await;
+    if state == "open" {
+        let outcome = within("the next turn", session.send("next")).await;
+        assert_eq!(outcome.text(), "ok", "{what}");
+    } else {
+        let events = session.events().await;
+        let last = events.last().unwrap();
+        assert_eq!(
+            (state.as_str(), &last["event_type"]),
+            ("error", &json!("session.error")),
+            "{what}: {:?}",
+            types(&events)
+        );
+    }
+    assert_all_paired(&world.provider);
+}
+
+/// Each kind of event that a turn of one tool round writes is refused until mended. That the refusal was met is what the
+/// server's own log says: from outside, a refused append is just one that has not come yet.
+#[tokio::test]
+async fn refused_at_every_step() {
+    let (_mcp, world) = scene().await;
+    for kind in [
+        "provider.request",
+        "provider.response",
+        "tool.call",
+        "mcp.request",
+        "mcp.response",
+        "tool.result",
+        "server.message.send",
+    ] {
+        let session = world.driver().await;
+        let other = world.driver().await;
+        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+        let refusals = || world.server.log().matches("injected fault").count();
+        let before = refusals();
+        let fault = world.fail_inserts(kind).await;
+        let turn = session.start_send("go").await;
+        until(DEADLINE, &format!("the refusal of {kind}"), async || {
+            if refusals() > before { Ok(()) } else { Err(session.types().await) }
+        })
+        .await;
+        let stuck = session.types().await;
+        assert!(!stuck.iter().any(|written| written == kind), "{kind}: {stuck:?}");
+        // Nobody else is disturbed by it.
+        let report = json!({"state": "running", "image": "x"});
+        assert_eq!(other.rpc("session.reportLocalSandbox", report).await.result()["reported"], true, "{kind}");
+        fault.mend().await;
+        // The caller learns the outcome: the turn went on, or an internal error.
+        let end = within("the caller's terminal frame", turn.finish()).await;
+        let last = end.frames.last().unwrap_or_else(|| panic!("{kind}: no terminal frame"));
+        assert!(last.get("result").is_some() || end.error() == (-32603, "Internal error".to_owned()), "{kind}: {last}");
+        // What was begun ends, with nobody asking for it.
+        let ended = |events: &[Value]| {
+            let sent = of_type(events, "client.message.send").len();
+            let answered = of_type(events, "server.message.send").len();
+            sent == answered || events.last().is_some_and(|event| event["event_type"] == "session.error")
+        };
+        session.until(&format!("the end of the turn refused at {kind}"), ended).await;
+        recovers(&world, &session, kind).await;
+        // The script may have answers left when the turn never came that far.
+        while world.provider.left() > 0 {
+            world.driver().await.send("drain").await;
+        }
+    }
+}
+
+/// A refused opening, join, registration and close each leave things as they were.
+#[tokio::test]
+async fn refused_outside_a_turn() {
+    let (_mcp, world) = scene().await;
+    let session = world.driver().await;
+    let before = session.events().await;
+    let key = world.admin.key("second", &world.profile).await;
+
+    let fault = world.fail_inserts("session.join").await;
+    world.api.post(&session.path("/join"), &key.secret, &json!({})).await.problem(500, "internal");
+    fault.mend().await;
+    let joined = world.api.join(&session.id, &key.secret, &json!({})).await;
+
+    let fault = world.fail_inserts("session.driver.register").await;
+    assert_eq!(joined.rpc("session.registerDriver", json!({})).await.error(), (-32603, "Internal error".to_owned()));
+    fault.mend().await;
+    let participants = world.api.get(&session.path("/participants"), &session.key).await.json();
+    assert_eq!(participants["drivers"].as_array().unwrap().len(), 1, "a refused registration is none");
+    joined.register().await;
+
+    let fault = world.fail_inserts("session.close").await;
+    session.delete().await.problem(500, "internal");
+    fault.mend().await;
+    // The close that was begun is finished, or can be asked for again.
+    until(DEADLINE, "the session's close", async || {
+        session.delete().await;
+        let types = session.types().await;
+        if types.last().unwrap() == "session.close" { Ok(()) } else { Err(types) }
+    })
+    .await;
+    let events = session.events().await;
+    assert_eq!(types(&events[before.len()..]), ["session.join", "session.driver.register", "session.close"]);
+}
