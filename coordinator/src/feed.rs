@@ -11,7 +11,7 @@ use bytes::Bytes;
 use engine::event::{Event, Payload};
 use engine::ids::SessionId;
 use engine::outcome::Outcome;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::watch;
 
@@ -77,34 +77,40 @@ impl Shown {
 
 #[derive(Default)]
 struct Recent {
-    events: VecDeque<Arc<Shown>>,
+    /// By number. Writers of several connections or nodes may tell of their events in another order.
+    events: BTreeMap<u64, Arc<Shown>>,
     bytes: usize,
+    /// The newest number that was forgotten.
+    forgotten: u64,
 }
 
 impl Recent {
     fn push(&mut self, shown: Arc<Shown>) {
-        match self.events.back().map(|last| last.event.number) {
-            // Known already: it came by another way.
-            Some(last) if shown.event.number <= last => return,
-            Some(last) if shown.event.number > last + 1 => {
-                self.events.clear();
-                self.bytes = 0;
-            }
-            Some(_) | None => {}
+        let (number, held) = (shown.event.number, shown.held());
+        if number <= self.forgotten || self.events.insert(number, shown).is_some() {
+            return;
         }
-        self.bytes += shown.held();
-        self.events.push_back(shown);
+        self.bytes += held;
         while self.events.len() > RECENT_EVENTS || self.bytes > RECENT_BYTES {
-            let Some(oldest) = self.events.pop_front() else { break };
+            let Some((number, oldest)) = self.events.pop_first() else { break };
             self.bytes -= oldest.held();
+            self.forgotten = number;
         }
     }
 
-    /// What follows that number, if it is all here.
+    /// What follows that number, as far as it is here without a hole.
     fn after(&self, seen: u64) -> Option<Vec<Arc<Shown>>> {
-        let first = self.events.front()?.event.number;
-        let skip = (seen + 1).checked_sub(first)? as usize;
-        (skip < self.events.len()).then(|| self.events.iter().skip(skip).cloned().collect())
+        let next = self.events.range(seen + 1..).zip(seen + 1..);
+        let next: Vec<_> = next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
+        (!next.is_empty()).then_some(next)
+    }
+
+    /// Bytes of what follows that number; without bound where some of it was forgotten.
+    fn size_after(&self, number: u64) -> usize {
+        if number < self.forgotten {
+            return usize::MAX;
+        }
+        self.events.range(number + 1..).map(|(_, shown)| shown.size()).sum()
     }
 }
 
@@ -271,12 +277,64 @@ impl Reader {
         Ok(events)
     }
 
-    /// Bytes of what was committed after that number; without bound where the feed does not remember all of it.
+    /// Bytes of what was told after that number; without bound where the feed has forgotten some of it.
     pub fn size_after(&self, number: u64) -> usize {
         if number >= self.head().number {
             return 0;
         }
-        let recent = locked(&self.feed.recent).after(number);
-        recent.map_or(usize::MAX, |events| events.iter().map(|shown| shown.size()).sum())
+        locked(&self.feed.recent).size_after(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use engine::event::{EventType, NewEvent};
+    use engine::ids::{EventId, KeyId};
+
+    fn event(number: u64, size: usize) -> Arc<Event> {
+        let said = engine::json::parse(&format!("{:?}", "x".repeat(size - 2))).unwrap();
+        let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
+        let event = NewEvent { id, key, kind: EventType::ToolResult, payload: Payload::Json(said), from_client: false };
+        Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: 0, event })
+    }
+
+    fn told(numbers: &[u64]) -> Recent {
+        let mut recent = Recent::default();
+        for number in numbers {
+            recent.push(Arc::new(Shown::new(event(*number, 100))));
+        }
+        recent
+    }
+
+    fn numbers(recent: &Recent, seen: u64) -> Vec<u64> {
+        recent.after(seen).unwrap_or_default().iter().map(|shown| shown.event.number).collect()
+    }
+
+    #[test]
+    fn events_told_out_of_order_are_read_in_order() {
+        let mut recent = told(&[12, 14, 13, 11, 16]);
+        assert_eq!(numbers(&recent, 10), [11, 12, 13, 14]);
+        assert_eq!(numbers(&recent, 12), [13, 14]);
+        assert_eq!(numbers(&recent, 14), [0; 0], "15 is still missing: the database has it");
+        assert_eq!(recent.size_after(10), 500, "what is missing is not taken for a lag");
+        recent.push(Arc::new(Shown::new(event(15, 100))));
+        recent.push(Arc::new(Shown::new(event(15, 100))));
+        assert_eq!(numbers(&recent, 13), [14, 15, 16]);
+        assert_eq!((recent.size_after(10), recent.bytes), (600, 600), "told twice, kept once");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_left_to_the_database() {
+        let mut recent = told(&(1..=RECENT_EVENTS as u64 + 2).collect::<Vec<_>>());
+        assert_eq!((numbers(&recent, 1), recent.size_after(1)), (Vec::new(), usize::MAX));
+        assert_eq!(numbers(&recent, 2).len(), RECENT_EVENTS);
+        recent.push(Arc::new(Shown::new(event(1, 100))));
+        assert_eq!(numbers(&recent, 0), [0; 0], "told late, after it was forgotten");
+        recent.push(Arc::new(Shown::new(event(RECENT_EVENTS as u64 + 3, RECENT_BYTES + 1))));
+        assert_eq!((recent.events.len(), recent.bytes), (0, 0), "one that is too large alone");
+        assert_eq!(recent.size_after(RECENT_EVENTS as u64 + 2), usize::MAX);
     }
 }
