@@ -2,7 +2,7 @@
 
 use crate::proxy::Proxy;
 use crate::server;
-use crate::world::{World, ended, event, going_on, opening, says, until, within};
+use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
 use coordinator::log::{Append, Next};
 use coordinator::{Db, Error, PostgresSettings};
 use engine::event::{EventType, NewEvent};
@@ -242,8 +242,12 @@ async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_do_not_wait_or_fail_for_each_other() {
     let (base, _) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
-    // Two connections: one statement at a time, so that whoever waits shares the next.
-    let world = World::on(base, |settings| settings.max_connections = 4).await;
+    let patient = |settings: &mut PostgresSettings| {
+        // Two statements at a time: whoever comes meanwhile shares the next.
+        settings.max_connections = 4;
+        (settings.lock_timeout, settings.statement_timeout) = (DEADLINE, DEADLINE);
+    };
+    let world = World::on(base, patient).await;
     let full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
         $$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$; \
         CREATE TRIGGER full_disk BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.kind = 'tool.call') \
