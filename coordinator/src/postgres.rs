@@ -70,13 +70,15 @@ impl PostgresSettings {
         Ok(options.application_name("baesrv").disable_statement_logging())
     }
 
-    fn limits(&self) -> [(&'static str, String); 4] {
+    fn limits(&self) -> [(&'static str, String); 5] {
         [
             ("statement_timeout", self.statement_timeout.as_millis().to_string()),
             ("lock_timeout", self.lock_timeout.as_millis().to_string()),
             ("idle_in_transaction_session_timeout", self.statement_timeout.as_millis().to_string()),
             // Whatever the server's default is: committed means on disk.
             ("synchronous_commit", "on".to_owned()),
+            // Everything is looked up through an index. A plan that was made while a table was small is kept for long.
+            ("enable_seqscan", "off".to_owned()),
         ]
     }
 }
@@ -190,23 +192,26 @@ where
 {
     let Lent { connection, slot } = pool.lend().await?;
     let mut connection = Connection::Postgres { connection, alone, limit: pool.limit() };
-    if !alone {
-        connection.command("BEGIN").await?;
+    if !alone && let Err(error) = connection.command("BEGIN").await {
+        slot.give_up();
+        return Err(Error::Unavailable(error));
     }
     let result = work(&mut connection).await;
     let usable = match &result {
-        // Those are answers; anything else may have left one behind.
-        _ if alone => !matches!(result, Err(Error::Unavailable(_) | Error::Unknown)),
+        Ok(_) if alone => true,
+        Err(Error::Unavailable(error) | Error::Failed(error)) if alone => failure::harmless(error),
+        // The others are answers.
+        Err(error) if alone => !matches!(error, Error::Unknown),
         Ok(_) => {
             connection.command("COMMIT").await.map_err(failure::of_write)?;
             true
         }
         Err(_) => connection.command("ROLLBACK").await.is_ok(),
     };
-    if let Connection::Postgres { connection, .. } = connection
-        && usable
-    {
+    if usable && let Connection::Postgres { connection, .. } = connection {
         slot.give_back(connection);
+    } else {
+        slot.give_up();
     }
     result
 }

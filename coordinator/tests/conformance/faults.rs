@@ -9,6 +9,7 @@ use engine::event::{EventType, NewEvent};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::turn::Gate;
+use futures_util::FutureExt;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -321,8 +322,8 @@ async fn a_reader_that_leaves_spoils_no_connection() {
     let world = World::postgres().await;
     let (session, key) = world.session().await;
     for _ in 0..200 {
-        let mut read = Box::pin(world.log.row(session));
-        let mut write = Box::pin(world.log.declare(session, key, "{}".into()));
+        let mut read = Box::pin(world.log.row(session).fuse());
+        let mut write = Box::pin(world.log.declare(session, key, "{}".into()).fuse());
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
         tokio::task::yield_now().await;
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
