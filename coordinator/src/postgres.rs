@@ -33,8 +33,6 @@ const CLOSE: Duration = Duration::from_secs(15);
 /// How long another node's migration is waited for.
 const MIGRATE: Duration = Duration::from_secs(120);
 
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/postgres");
-
 /// How to reach a Postgres database.
 #[derive(Clone)]
 pub struct PostgresSettings {
@@ -111,7 +109,10 @@ impl Postgres {
         // Migrations take as long as they take; only the pool's connections are limited.
         let mut connection =
             limited(settings.acquire_timeout, options.connect()).await.map_err(|e| unusable("reach", &e))?;
-        match tokio::time::timeout(MIGRATE, MIGRATIONS.run(&mut connection)).await {
+        let mut migrations = sqlx::migrate!("../migrations/postgres");
+        // During an upgrade a node of the older version may start on what a newer one has migrated.
+        migrations.set_ignore_missing(true);
+        match tokio::time::timeout(MIGRATE, migrations.run(&mut connection)).await {
             Ok(migrated) => migrated.map_err(|e| unusable("migrate", &e))?,
             Err(late) => return Err(unusable("migrate", &late)),
         }

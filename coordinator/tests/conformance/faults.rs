@@ -4,7 +4,7 @@ use crate::proxy::Proxy;
 use crate::server;
 use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
 use coordinator::log::{Append, Next};
-use coordinator::{Db, Error, PostgresSettings};
+use coordinator::{Error, PostgresSettings};
 use engine::event::{EventType, NewEvent};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
@@ -286,34 +286,6 @@ async fn sessions_do_not_wait_or_fail_for_each_other() {
     within("the locked one", locked.unwrap()).await.unwrap().unwrap();
     assert_eq!(world.contiguous(sessions[7].0).await.len(), 3);
     world.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_alone_claims_the_database() {
-    let world = World::postgres().await;
-    world.db.lock_single_node().await.unwrap();
-    let settings = PostgresSettings::new(format!("{}/{}", server::shared(), world.name()));
-    let second = Db::connect(&settings).await.unwrap();
-    let refused = second.lock_single_node().await.unwrap_err().to_string();
-    assert!(refused.contains("another node uses this Postgres database"), "{refused}");
-    world.db.close().await;
-    until("the claim is free", async || second.lock_single_node().await).await;
-    second.close().await;
-    world.end().await;
-}
-
-#[tokio::test]
-async fn what_is_wrong_with_a_url_is_told_without_its_password() {
-    let port = 1;
-    for (url, told) in [
-        ("postgres://bae:hunter2@127.0.0.1:notaport/x".to_owned(), "not of the form"),
-        (format!("postgres://bae:hunter2@127.0.0.1:{port}/x"), "check BAE_DATABASE_URL"),
-    ] {
-        let settings = PostgresSettings::new(url);
-        assert!(!format!("{settings:?}").contains("hunter2"));
-        let Err(Error::Unusable(text)) = Db::connect(&settings).await else { panic!("connected") };
-        assert!(text.contains(told) && !text.contains("hunter2"), "{text}");
-    }
 }
 
 /// A statement that was abandoned, or a transaction, never reaches the next who uses its connection.
