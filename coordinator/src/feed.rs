@@ -101,7 +101,8 @@ impl Recent {
     /// What follows that number, as far as it is here without a hole.
     fn after(&self, seen: u64) -> Option<Vec<Arc<Shown>>> {
         let next = self.events.range(seen + 1..).zip(seen + 1..);
-        let next: Vec<_> = next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
+        let next: Vec<_> =
+            next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
         (!next.is_empty()).then_some(next)
     }
 

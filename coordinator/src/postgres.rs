@@ -33,8 +33,6 @@ const CLOSE: Duration = Duration::from_secs(15);
 /// How long another node's migration is waited for.
 const MIGRATE: Duration = Duration::from_secs(120);
 
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/postgres");
-
 /// How to reach a Postgres database.
 #[derive(Clone)]
 pub struct PostgresSettings {
@@ -70,13 +68,15 @@ impl PostgresSettings {
         Ok(options.application_name("baesrv").disable_statement_logging())
     }
 
-    fn limits(&self) -> [(&'static str, String); 4] {
+    fn limits(&self) -> [(&'static str, String); 5] {
         [
             ("statement_timeout", self.statement_timeout.as_millis().to_string()),
             ("lock_timeout", self.lock_timeout.as_millis().to_string()),
             ("idle_in_transaction_session_timeout", self.statement_timeout.as_millis().to_string()),
             // Whatever the server's default is: committed means on disk.
             ("synchronous_commit", "on".to_owned()),
+            // Everything is looked up through an index. A plan that was made while a table was small is kept for long.
+            ("enable_seqscan", "off".to_owned()),
         ]
     }
 }
@@ -109,7 +109,10 @@ impl Postgres {
         // Migrations take as long as they take; only the pool's connections are limited.
         let mut connection =
             limited(settings.acquire_timeout, options.connect()).await.map_err(|e| unusable("reach", &e))?;
-        match tokio::time::timeout(MIGRATE, MIGRATIONS.run(&mut connection)).await {
+        let mut migrations = sqlx::migrate!("../migrations/postgres");
+        // During an upgrade a node of the older version may start on what a newer one has migrated.
+        migrations.set_ignore_missing(true);
+        match tokio::time::timeout(MIGRATE, migrations.run(&mut connection)).await {
             Ok(migrated) => migrated.map_err(|e| unusable("migrate", &e))?,
             Err(late) => return Err(unusable("migrate", &late)),
         }
@@ -190,23 +193,26 @@ where
 {
     let Lent { connection, slot } = pool.lend().await?;
     let mut connection = Connection::Postgres { connection, alone, limit: pool.limit() };
-    if !alone {
-        connection.command("BEGIN").await?;
+    if !alone && let Err(error) = connection.command("BEGIN").await {
+        slot.give_up();
+        return Err(Error::Unavailable(error));
     }
     let result = work(&mut connection).await;
     let usable = match &result {
-        // Those are answers; anything else may have left one behind.
-        _ if alone => !matches!(result, Err(Error::Unavailable(_) | Error::Unknown)),
+        Ok(_) if alone => true,
+        Err(Error::Unavailable(error) | Error::Failed(error)) if alone => failure::harmless(error),
+        // The others are answers.
+        Err(error) if alone => !matches!(error, Error::Unknown),
         Ok(_) => {
             connection.command("COMMIT").await.map_err(failure::of_write)?;
             true
         }
         Err(_) => connection.command("ROLLBACK").await.is_ok(),
     };
-    if let Connection::Postgres { connection, .. } = connection
-        && usable
-    {
+    if usable && let Connection::Postgres { connection, .. } = connection {
         slot.give_back(connection);
+    } else {
+        slot.give_up();
     }
     result
 }

@@ -68,6 +68,7 @@ fn gate(turn: Option<&Turn>) -> i64 {
     }
 }
 
+/// Its conditions are written so that whatever the planner believes about the tables, a session's row is found by its id.
 /// `$lock` names the rows that may be updated, `$from` and `$only` join them.
 macro_rules! statement {
     ($lock:literal, $from:literal, $only:literal) => {
@@ -89,16 +90,18 @@ macro_rules! statement {
              handed_over = CASE a.gate WHEN 0 THEN t.handed_over ELSE 0 END \
              FROM a",
             $from,
-            " WHERE t.id = a.session",
+            " WHERE t.id = ANY($1) AND t.id = a.session",
             $only,
-            " AND t.state = 'open' AND (a.gate = 0 OR t.epoch = a.epoch) AND CASE a.gate \
-             WHEN 0 THEN true \
+            " AND CASE WHEN t.state <> 'open' THEN false \
+             WHEN a.gate = 0 THEN true \
+             WHEN t.epoch <> a.epoch THEN false \
+             ELSE CASE a.gate \
              WHEN 1 THEN t.phase = 'running' AND t.call = a.call \
              WHEN 2 THEN t.phase = 'idle' \
              WHEN 3 THEN t.phase = 'paused' AND t.owner = a.client_key \
              WHEN 4 THEN t.phase = 'paused' AND t.deadline <= ",
             word!(postgres now),
-            " END RETURNING a.*, t.head - a.n AS base, t.head, ",
+            " END END RETURNING a.*, t.head - a.n AS base, t.head, ",
             word!(postgres now),
             " AS now), \
              c AS (INSERT INTO calls (id, session, client_key, idempotency_key, params_digest, traceparent, first_event, \

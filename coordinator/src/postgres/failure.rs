@@ -31,5 +31,7 @@ pub(crate) fn harmless(error: &sqlx::Error) -> bool {
         .is_none_or(|error| matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic));
     let code = database.code();
     let class = code.as_deref().and_then(|code| code.get(..2));
-    !fatal && (matches!(class, Some("22" | "23" | "40" | "53")) || matches!(code.as_deref(), Some("55P03" | "57014")))
+    !fatal
+        && (matches!(class, Some("22" | "23" | "40" | "53" | "P0"))
+            || matches!(code.as_deref(), Some("55P03" | "57014")))
 }

@@ -21,6 +21,8 @@ use tokio::time::Instant;
 const BATCH: usize = 64;
 /// Bytes of payload beyond which a statement takes no further append.
 const BATCH_BYTES: usize = 1 << 20;
+/// Appends that wait at most; further ones are told that the database is not available.
+const WAITING: usize = 10_000;
 /// Statements under way at most.
 const STATEMENTS: usize = 8;
 /// Pauses between the repetitions of an append whose outcome is unknown.
@@ -105,6 +107,9 @@ impl Flush {
         let (reply, answer) = oneshot::channel();
         let leads = {
             let mut waiting = self.waiting();
+            if waiting.jobs.len() >= WAITING {
+                return Err(Error::Unavailable(sqlx::Error::PoolTimedOut));
+            }
             waiting.jobs.push_back(Job { entry, since: Instant::now(), alone: false, reply });
             let leads = waiting.running < self.statements;
             waiting.running += usize::from(leads);

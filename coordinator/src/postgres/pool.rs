@@ -120,12 +120,19 @@ impl Lent {
     pub fn done<T>(self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if result.as_ref().map_or_else(failure::harmless, |_| true) {
             self.slot.give_back(self.connection);
+        } else {
+            self.slot.give_up();
         }
         result
     }
 }
 
 impl Slot {
+    /// The connection broke: those that lie idle have probably met the same fate, and are not tried one by one.
+    pub fn give_up(self) {
+        self.pool.idle().clear();
+    }
+
     /// Takes the connection back: every answer came, no transaction is open.
     pub fn give_back(self, connection: PgConnection) {
         if !self.pool.permits.is_closed() {

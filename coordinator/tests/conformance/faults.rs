@@ -2,13 +2,14 @@
 
 use crate::proxy::Proxy;
 use crate::server;
-use crate::world::{World, ended, event, going_on, opening, says, until, within};
+use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
 use coordinator::log::{Append, Next};
-use coordinator::{Db, Error, PostgresSettings};
+use coordinator::{Error, PostgresSettings};
 use engine::event::{EventType, NewEvent};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::turn::Gate;
+use futures_util::FutureExt;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -242,8 +243,12 @@ async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_do_not_wait_or_fail_for_each_other() {
     let (base, _) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
-    // Two connections: one statement at a time, so that whoever waits shares the next.
-    let world = World::on(base, |settings| settings.max_connections = 4).await;
+    let patient = |settings: &mut PostgresSettings| {
+        // Two statements at a time: whoever comes meanwhile shares the next.
+        settings.max_connections = 4;
+        (settings.lock_timeout, settings.statement_timeout) = (DEADLINE, DEADLINE);
+    };
+    let world = World::on(base, patient).await;
     let full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
         $$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$; \
         CREATE TRIGGER full_disk BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.kind = 'tool.call') \
@@ -283,42 +288,14 @@ async fn sessions_do_not_wait_or_fail_for_each_other() {
     world.end().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_alone_claims_the_database() {
-    let world = World::postgres().await;
-    world.db.lock_single_node().await.unwrap();
-    let settings = PostgresSettings::new(format!("{}/{}", server::shared(), world.name()));
-    let second = Db::connect(&settings).await.unwrap();
-    let refused = second.lock_single_node().await.unwrap_err().to_string();
-    assert!(refused.contains("another node uses this Postgres database"), "{refused}");
-    world.db.close().await;
-    until("the claim is free", async || second.lock_single_node().await).await;
-    second.close().await;
-    world.end().await;
-}
-
-#[tokio::test]
-async fn what_is_wrong_with_a_url_is_told_without_its_password() {
-    let port = 1;
-    for (url, told) in [
-        ("postgres://bae:hunter2@127.0.0.1:notaport/x".to_owned(), "not of the form"),
-        (format!("postgres://bae:hunter2@127.0.0.1:{port}/x"), "check BAE_DATABASE_URL"),
-    ] {
-        let settings = PostgresSettings::new(url);
-        assert!(!format!("{settings:?}").contains("hunter2"));
-        let Err(Error::Unusable(text)) = Db::connect(&settings).await else { panic!("connected") };
-        assert!(text.contains(told) && !text.contains("hunter2"), "{text}");
-    }
-}
-
 /// A statement that was abandoned, or a transaction, never reaches the next who uses its connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_leaves_spoils_no_connection() {
     let world = World::postgres().await;
     let (session, key) = world.session().await;
     for _ in 0..200 {
-        let mut read = Box::pin(world.log.row(session));
-        let mut write = Box::pin(world.log.declare(session, key, "{}".into()));
+        let mut read = Box::pin(world.log.row(session).fuse());
+        let mut write = Box::pin(world.log.declare(session, key, "{}".into()).fuse());
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
         tokio::task::yield_now().await;
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));

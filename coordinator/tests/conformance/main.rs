@@ -4,6 +4,7 @@
 
 mod accounts;
 mod appends;
+mod connecting;
 mod faults;
 mod gates;
 mod outage;

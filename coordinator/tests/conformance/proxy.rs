@@ -113,7 +113,9 @@ impl Shared {
     fn met(&self, sent: &[u8]) -> Plan {
         let mut plan = self.plan.lock().unwrap();
         match &*plan {
-            Plan::CutWhenSent(text) | Plan::HoldBack(text) | Plan::CutWhenAnswered(text) if sent.windows(text.len()).any(|w| w == text) => {
+            Plan::CutWhenSent(text) | Plan::HoldBack(text) | Plan::CutWhenAnswered(text)
+                if sent.windows(text.len()).any(|w| w == text) =>
+            {
                 std::mem::take(&mut *plan)
             }
             _ => Plan::Pass,
