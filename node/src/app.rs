@@ -105,8 +105,12 @@ impl App {
         };
         let environment = Arc::clone(&config.environment);
         let inherited = mcp::INHERITED.iter().filter_map(|name| Some(((*name).into(), environment.get(name)?.into())));
-        let settings =
-            mcp::Settings { idle: config.mcp_idle, environment: inherited.collect(), ..mcp::Settings::default() };
+        let settings = mcp::Settings {
+            idle: config.mcp_idle,
+            call_timeout: config.mcp_timeout,
+            environment: inherited.collect(),
+            ..mcp::Settings::default()
+        };
         let resolver = move |text: &str| resolve(text, environment.as_ref()).map_err(|error| error.to_string());
         let app = App {
             auth: Auth::new(Accounts::new(db.clone())),

@@ -136,6 +136,8 @@ pub struct Config {
     pub max_subagents_per_session: u32,
     /// `BAE_MCP_IDLE`: seconds after which an unused connection to an MCP server is closed. Default 1800.
     pub mcp_idle: Duration,
+    /// `BAE_MCP_TIMEOUT`: seconds that one call of an MCP tool may take. Default 120.
+    pub mcp_timeout: Duration,
     /// `[[providers.entries]]`, in the order of the file.
     pub providers: Vec<Provider>,
     /// `[[mcp.servers]]`, in the order of the file.
@@ -153,7 +155,7 @@ impl fmt::Debug for Config {
 }
 
 /// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
-const SETTINGS: [&str; 23] = [
+const SETTINGS: [&str; 24] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
@@ -177,6 +179,7 @@ const SETTINGS: [&str; 23] = [
     "subagent_timeout",
     "max_subagents_per_session",
     "mcp_idle",
+    "mcp_timeout",
 ];
 
 impl Config {
@@ -234,6 +237,7 @@ impl Config {
             subagent_timeout: settings.seconds("subagent_timeout", 600)?,
             max_subagents_per_session: settings.count("max_subagents_per_session", 8)?,
             mcp_idle: settings.seconds("mcp_idle", 1800)?,
+            mcp_timeout: settings.seconds("mcp_timeout", 120)?,
             providers: file.providers.check()?,
             mcp_servers: file.mcp.check()?,
             telemetry: file.telemetry.check()?,

@@ -138,7 +138,6 @@ mod tests {
             "?limit=+5",
             "?limit=0x10",
             "?limit=%D9%A3",
-            "?cursor=",
             "?cursor=abc",
             "?cursor=-1",
             "?cursor=18446744073709551616",

@@ -14,6 +14,7 @@ pub mod log;
 pub mod mcp;
 pub mod poll;
 pub mod ports;
+pub mod program;
 pub mod provider;
 pub mod server;
 pub mod transcript;

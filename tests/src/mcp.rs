@@ -181,7 +181,7 @@ impl Mcp {
 
 /// The path of the pipe program as a TOML string.
 fn stdio_program() -> Value {
-    json!(crate::server::program("mcp_stdio").to_str().expect("a path in UTF-8"))
+    json!(crate::program::program("mcp_stdio").to_str().expect("a path in UTF-8"))
 }
 
 /// What goes back over the transport.
@@ -259,7 +259,7 @@ mod tests {
     #[tokio::test]
     async fn the_stdio_pipe_answers_and_hangs_up() {
         let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
-        let mut child = tokio::process::Command::new(crate::server::program("mcp_stdio"))
+        let mut child = tokio::process::Command::new(crate::program::program("mcp_stdio"))
             .arg(mcp.serving.addr().to_string())
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())

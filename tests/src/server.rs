@@ -6,25 +6,13 @@
 
 use crate::poll;
 use crate::ports::Port;
-use std::path::{Path, PathBuf};
+use crate::program::program;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The admin key of every server here.
 pub const ADMIN_KEY: &str = "bae_admin_0123456789abcdef0123456789abcdef0123456789abcdef";
-
-/// The path of a program of this workspace: beside the running test executable, or `$BAESRV` for the server.
-pub fn program(name: &str) -> PathBuf {
-    if name == "baesrv"
-        && let Some(path) = std::env::var_os("BAESRV")
-    {
-        return path.into();
-    }
-    let test = std::env::current_exe().expect("the test's own path");
-    let path = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST").join(name);
-    assert!(path.exists(), "{} is missing: run `cargo build --workspace --bins` first", path.display());
-    path
-}
 
 /// What a server is started with.
 #[derive(Debug, Clone, Default)]

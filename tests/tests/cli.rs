@@ -6,8 +6,9 @@ use std::process::{Command, Output, Stdio};
 use tests::client::Api;
 use tests::poll::{DEADLINE, until};
 use tests::ports::Port;
+use tests::program::program;
 use tests::provider::Answer;
-use tests::server::{ADMIN_KEY, Config, Server, program};
+use tests::server::{ADMIN_KEY, Config, Server};
 use tests::world::World;
 
 fn baesrv(dir: &Path, args: &[&str]) -> Command {

@@ -10,6 +10,7 @@ mod history;
 mod inputs;
 mod kill;
 mod mcp;
+mod medley;
 mod provider;
 mod queue;
 mod resend;

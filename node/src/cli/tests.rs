@@ -26,7 +26,6 @@ fn mistakes_are_one_line() {
             "baesrv admin key create k",
             "the following required arguments were not provided: --profile <ID|NAME>; --help shows what can be given",
         ),
-        ("baesrv admin profile show x", "invalid value 'x' for '<ID>': not a valid id; --help shows what can be given"),
         (
             "baesrv admin session list --state shut",
             "invalid value 'shut' for '--state <STATE>' [possible values: open, closed, error]; --help shows what can be given",

@@ -227,3 +227,31 @@ async fn pages_of_every_size() {
         assert_eq!(seen, log, "{limit}");
     }
 }
+
+/// Client libraries keep connections open: whatever was answered before, early refusals included, the next request on the
+/// same connection works.
+#[tokio::test]
+async fn connections_are_used_again() {
+    let world = World::start().await;
+    let session = world.driver().await;
+    let pooled = reqwest::Client::builder().pool_max_idle_per_host(1).no_proxy().build().unwrap();
+    let api = tests::client::Api::new(pooled, world.server.url());
+    let rpc = async |key: &str, body: String| {
+        let request = api.request("POST", &session.path("/rpc")).header("authorization", format!("Bearer {key}"));
+        api.send(request.header("content-type", "application/json").body(body)).await
+    };
+    let call = |content: &str| {
+        json!({"jsonrpc": "2.0", "id": 1, "method": "session.sendMessage", "params": {"message": {"content": content}}})
+            .to_string()
+    };
+    for round in 0..30 {
+        let padding = "x".repeat(if round % 2 == 0 { 10 } else { 20_000 });
+        assert_eq!(rpc("bae_ses_wrong", call(&padding)).await.status, 401);
+        let turn = rpc(&session.key, call(&padding)).await;
+        assert!(turn.status == 200 && turn.body.lines().last().unwrap().contains("\"result\""), "{turn:?}");
+        api.get("/nowhere", "").await.expect(404);
+        api.post("/healthz", "", &json!({"padding": padding})).await.expect(405);
+        api.post("/api/v1/sessions", &world.key.secret, &json!({"tools": [{"name": padding}]})).await.expect(403);
+        api.get(&session.path("/events?limit=1"), &session.key).await.expect(200);
+    }
+}

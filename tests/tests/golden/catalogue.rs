@@ -274,3 +274,21 @@ fn every_word_of_the_contract_is_in_a_transcript() {
     let needless: Vec<&str> = EXCUSED.iter().map(|(word, _)| *word).filter(|word| holds(&transcripts, word)).collect();
     assert!(needless.is_empty(), "excused, but in a transcript:\n{}", needless.join("\n"));
 }
+
+/// A snapshot whose test is gone would go on vouching for words of the contract.
+#[test]
+fn no_snapshot_is_left_over() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut sources = String::new();
+    for dir in ["golden", "faults"] {
+        for entry in std::fs::read_dir(tests.join(dir)).unwrap() {
+            sources.push_str(&std::fs::read_to_string(entry.unwrap().path()).unwrap());
+        }
+    }
+    for entry in std::fs::read_dir(tests.join("snapshots")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let Some(name) = name.strip_suffix(".snap") else { continue };
+        assert!(sources.contains(&format!("\"{name}\"")), "{} belongs to no test", path.display());
+    }
+}
