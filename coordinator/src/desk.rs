@@ -113,12 +113,7 @@ impl Desk {
     }
 
     /// Waits for `same` in place of a call that was accepted here.
-    pub fn replace(
-        &self,
-        session: SessionId,
-        call: CallId,
-        same: Call,
-    ) -> Result<watch::Receiver<Progress>, Rejected> {
+    pub fn replace(&self, session: SessionId, call: CallId, same: Call) -> Result<watch::Receiver<Progress>, Rejected> {
         let mut slots = self.lock();
         let slot = slots.entry(session).or_insert_with(Slot::new);
         slot.queue.ended(call);

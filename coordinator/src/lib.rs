@@ -5,8 +5,8 @@
 
 pub mod accounts;
 pub mod cluster;
-mod desk;
 mod db;
+mod desk;
 mod error;
 pub mod feed;
 pub mod local;

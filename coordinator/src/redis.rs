@@ -195,7 +195,12 @@ impl Redis {
         }
     }
 
-    async fn queue(&self, session: SessionId, call: &Call, place: u64) -> RedisResult<Result<Option<CallId>, Rejected>> {
+    async fn queue(
+        &self,
+        session: SessionId,
+        call: &Call,
+        place: u64,
+    ) -> RedisResult<Result<Option<CallId>, Rejected>> {
         let method = match call.opening {
             Opening::Message(_) => "message",
             Opening::Compact(_) => "compact",

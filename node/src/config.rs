@@ -333,7 +333,9 @@ fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordina
         return Err(given.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
     }
     if let Database::Sqlite(_) = database {
-        return Err(given.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres"));
+        return Err(
+            given.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres")
+        );
     }
     Ok(Some(coordinator::redis::Settings {
         url: given.text.trim().into(),

@@ -46,7 +46,8 @@ impl Log {
     /// The database's.
     pub(crate) async fn reconcile(&self, sessions: &[SessionId]) -> Result<(), Error> {
         for batch in sessions.chunks(BATCH) {
-            let ids: Vec<String> = batch.iter().map(|session| session.to_string().split_off(SessionId::PREFIX.len())).collect();
+            let ids: Vec<String> =
+                batch.iter().map(|session| session.to_string().split_off(SessionId::PREFIX.len())).collect();
             let ids = engine::json::encode(&ids).get().to_owned();
             for row in self.db.read(&HEADS).bind(ids).all().await? {
                 let (head, state): (i64, &str) = (row.get("head")?, row.get("state")?);

@@ -18,7 +18,7 @@ const BLOCKING_SLACK: Duration = Duration::from_secs(3);
 
 /// Where Redis is.
 enum Target {
-    Direct(Client),
+    Direct(Box<Client>),
     Sentinel(Box<Mutex<SentinelClient>>),
 }
 
@@ -36,7 +36,7 @@ impl Link {
         let target = match url.split_once("://") {
             Some(("sentinel", rest)) => Target::Sentinel(Box::new(Mutex::new(sentinel(rest, false)?))),
             Some(("sentinels", rest)) => Target::Sentinel(Box::new(Mutex::new(sentinel(rest, true)?))),
-            _ => Target::Direct(Client::open(url)?),
+            _ => Target::Direct(Box::new(Client::open(url)?)),
         };
         Ok(Self { target, shared: Mutex::new(None), up: AtomicBool::new(false) })
     }
@@ -128,7 +128,8 @@ fn broken(error: &RedisError) -> bool {
 }
 
 fn sentinel(rest: &str, tls: bool) -> RedisResult<SentinelClient> {
-    let wrong = || RedisError::from((ErrorKind::InvalidClientConfig, "sentinel://[user:password@]host:port,…/service[/db]"));
+    let wrong =
+        || RedisError::from((ErrorKind::InvalidClientConfig, "sentinel://[user:password@]host:port,…/service[/db]"));
     let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
     let (hosts, service) = rest.split_once('/').ok_or_else(wrong)?;
     let (service, db) = service.split_once('/').map_or((service, None), |(service, db)| (service, Some(db)));
@@ -136,7 +137,7 @@ fn sentinel(rest: &str, tls: bool) -> RedisResult<SentinelClient> {
     for host in hosts.split(',') {
         sentinels.push(format!("redis://{host}").into_connection_info()?.addr().clone());
     }
-    let mut builder = SentinelClientBuilder::new(sentinels, service.to_owned(), SentinelServerType::Master)?;
+    let mut builder = SentinelClientBuilder::new(sentinels, service, SentinelServerType::Master)?;
     if let Some(login) = login {
         let (user, password) = login.split_once(':').ok_or_else(wrong)?;
         if !user.is_empty() {

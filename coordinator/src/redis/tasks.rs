@@ -48,7 +48,7 @@ impl Tasks {
                 redis.look()
             )
         };
-        stop.run_until_cancelled(work).await;
+        stop.run_until_cancelled(Box::pin(work)).await;
         let _: RedisResult<u8> = redis.call(&redis.0.scripts.bye, "", |s| s).await;
     }
 }

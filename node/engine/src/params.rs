@@ -4,8 +4,8 @@ use crate::ids::{EventId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::message::Role;
 use crate::rpc::RpcError;
-use serde::{Deserialize, Serialize};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// Longest idempotency key, in bytes.
 const MAX_IDEMPOTENCY_KEY: usize = 255;
