@@ -10,26 +10,15 @@ mod principals;
 mod profiles;
 mod sessions;
 
-#[cfg(test)]
-mod tests;
-
 pub use keys::{ClientKey, Revoked};
-pub use principals::{Client, SessionClient, insert_session_key};
-pub use profiles::{Profile, ProfileFields, profile_in};
+pub use principals::{Client, SessionClient};
+pub use profiles::{Profile, ProfileFields};
 pub use sessions::{ListedSession, State, UnknownState};
 
+use crate::sql::Connection;
 use crate::{Db, Error};
 use futures_util::future::BoxFuture;
-use sqlx::SqliteConnection;
 use std::fmt;
-
-/// The database's clock in Unix milliseconds, as a piece of a statement.
-macro_rules! now {
-    () => {
-        "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
-    };
-}
-pub(crate) use now;
 
 /// SHA-256 of a secret, the only form that is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,13 +45,13 @@ impl Accounts {
         Self { db }
     }
 
-    /// A write with nothing to do after its commit.
+    /// A write of one statement at most, with nothing to do after its commit.
     async fn write<T, W>(&self, work: W) -> Result<T, Error>
     where
         T: Send + 'static,
-        W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+        W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
     {
-        self.db.write(work, |_| {}).await
+        self.db.write_one(work, |_| {}).await
     }
 }
 

@@ -1,5 +1,8 @@
 //! What can go wrong with the database, by what the caller does about it.
 
+use sqlx::error::DatabaseError;
+use sqlx::postgres::PgDatabaseError;
+
 /// A failed operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -12,6 +15,9 @@ pub enum Error {
     /// A write may or may not have been applied. Repeat it word for word, or read, before saying that it failed.
     #[error("the outcome of a write is unknown")]
     Unknown,
+    /// Redis cannot be asked; what it would say is not known.
+    #[error("redis is not available: {0}")]
+    Away(String),
     /// The session has a newer owner: stop acting for it.
     #[error("the session has a newer owner")]
     Fenced,
@@ -40,17 +46,19 @@ impl From<sqlx::Error> for Error {
         match &error {
             sqlx::Error::RowNotFound => Error::NotFound,
             sqlx::Error::Database(database) if database.is_unique_violation() => Error::Duplicate,
-            // SQLite's primary code 19: a constraint or a trigger said no.
-            sqlx::Error::Database(database) if database.code().is_some_and(|code| primary(&code) == Some(19)) => {
-                Error::Failed(error)
-            }
+            sqlx::Error::Database(database) if refused(&**database) => Error::Failed(error),
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => Error::Unreadable(error.to_string()),
             _ => Error::Unavailable(error),
         }
     }
 }
 
-/// The primary result code in SQLite's extended one.
-fn primary(code: &str) -> Option<u32> {
-    Some(code.parse::<u32>().ok()? & 0xff)
+/// Whether a constraint, a trigger or the data itself stands against it: SQLite's primary code 19; the classes of Postgres for
+/// data, constraints, rights and names, and what a trigger raises.
+fn refused(error: &dyn DatabaseError) -> bool {
+    let code = error.code().unwrap_or_default();
+    if error.try_downcast_ref::<PgDatabaseError>().is_some() {
+        return matches!(code.get(..2), Some("22" | "23" | "42" | "P0"));
+    }
+    code.parse::<u32>().is_ok_and(|code| code & 0xff == 19)
 }

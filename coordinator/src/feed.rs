@@ -6,10 +6,12 @@
 
 use crate::Error;
 use crate::log::{Log, Row, State};
+use crate::redis::Committed;
 use bytes::Bytes;
 use engine::event::{Event, Payload};
 use engine::ids::SessionId;
-use std::collections::{HashMap, VecDeque};
+use engine::outcome::Outcome;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::sync::watch;
 
@@ -75,29 +77,41 @@ impl Shown {
 
 #[derive(Default)]
 struct Recent {
-    events: VecDeque<Arc<Shown>>,
+    /// By number. Writers of several connections or nodes may tell of their events in another order.
+    events: BTreeMap<u64, Arc<Shown>>,
     bytes: usize,
+    /// The newest number that was forgotten.
+    forgotten: u64,
 }
 
 impl Recent {
     fn push(&mut self, shown: Arc<Shown>) {
-        if self.events.back().is_some_and(|last| last.event.number + 1 != shown.event.number) {
-            self.events.clear();
-            self.bytes = 0;
+        let (number, held) = (shown.event.number, shown.held());
+        if number <= self.forgotten || self.events.insert(number, shown).is_some() {
+            return;
         }
-        self.bytes += shown.held();
-        self.events.push_back(shown);
+        self.bytes += held;
         while self.events.len() > RECENT_EVENTS || self.bytes > RECENT_BYTES {
-            let Some(oldest) = self.events.pop_front() else { break };
+            let Some((number, oldest)) = self.events.pop_first() else { break };
             self.bytes -= oldest.held();
+            self.forgotten = number;
         }
     }
 
-    /// What follows that number, if it is all here.
+    /// What follows that number, as far as it is here without a hole.
     fn after(&self, seen: u64) -> Option<Vec<Arc<Shown>>> {
-        let first = self.events.front()?.event.number;
-        let skip = (seen + 1).checked_sub(first)? as usize;
-        (skip < self.events.len()).then(|| self.events.iter().skip(skip).cloned().collect())
+        let next = self.events.range(seen + 1..).zip(seen + 1..);
+        let next: Vec<_> =
+            next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
+        (!next.is_empty()).then_some(next)
+    }
+
+    /// Bytes of what follows that number; without bound where some of it was forgotten.
+    fn size_after(&self, number: u64) -> usize {
+        if number < self.forgotten {
+            return usize::MAX;
+        }
+        self.events.range(number + 1..).map(|(_, shown)| shown.size()).sum()
     }
 }
 
@@ -111,6 +125,8 @@ pub struct Feed {
 #[derive(Default)]
 pub struct Feeds {
     live: Mutex<HashMap<SessionId, Weak<Feed>>>,
+    /// Other nodes, which watch sessions too.
+    others: OnceLock<crate::redis::Weak>,
 }
 
 /// Poisoning means that a panic left a cache half-updated; the database fills whatever it lost.
@@ -136,8 +152,27 @@ impl Feeds {
         locked(&self.live).get(&session).and_then(Weak::upgrade)
     }
 
-    /// Tells the readers of a session what was committed. Called in the order of the commits.
-    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool) {
+    /// Tells other nodes from now on, too.
+    pub(crate) fn tell_others(&self, others: crate::redis::Weak) {
+        let _ = self.others.set(others);
+    }
+
+    /// The sessions that are watched here.
+    pub(crate) fn watched(&self) -> Vec<SessionId> {
+        let live = locked(&self.live);
+        live.iter().filter(|(_, feed)| feed.strong_count() > 0).map(|(session, _)| *session).collect()
+    }
+
+    /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
+    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool, outcome: Option<Outcome>) {
+        self.publish_here(session, events, events.last().map_or(0, |event| event.number), ended);
+        if let Some(others) = self.others.get().and_then(crate::redis::Weak::upgrade) {
+            others.publish(Committed::new(session, events, ended, outcome));
+        }
+    }
+
+    /// Tells the readers here. What comes from other nodes comes in no order: readers go by the numbers.
+    pub(crate) fn publish_here(&self, session: SessionId, events: &[Arc<Event>], head: u64, ended: bool) {
         let Some(feed) = self.live(session) else { return };
         {
             let mut recent = locked(&feed.recent);
@@ -145,11 +180,18 @@ impl Feeds {
                 recent.push(Arc::new(Shown::new(Arc::clone(event))));
             }
         }
-        feed.advance(events.last().map_or(0, |event| event.number), ended);
+        feed.advance(head, ended);
     }
 
-    /// Ends all subscriptions of a session.
-    pub fn cut(&self, session: SessionId) {
+    /// What reconciliation found.
+    pub(crate) fn advance(&self, session: SessionId, head: u64, ended: bool) {
+        if let Some(feed) = self.live(session) {
+            feed.advance(head, ended);
+        }
+    }
+
+    /// Ends all subscriptions of a session on this node.
+    pub fn cut_here(&self, session: SessionId) {
         if let Some(feed) = self.live(session) {
             feed.head.send_modify(|head| head.cuts += 1);
         }
@@ -184,6 +226,9 @@ impl Reader {
     pub async fn open(log: &Log, session: SessionId) -> Result<(Reader, Row), Error> {
         let feed = log.feeds().watch(session);
         let head = feed.head.subscribe();
+        if let Some(others) = log.feeds().others.get().and_then(crate::redis::Weak::upgrade) {
+            others.watch(session).await;
+        }
         let row = log.row(session).await?;
         feed.advance(row.head, matches!(row.state, State::Closed | State::Error));
         Ok((Reader { log: log.clone(), session, feed, head, seen: row.head }, row))
@@ -233,12 +278,64 @@ impl Reader {
         Ok(events)
     }
 
-    /// Bytes of what was committed after that number; without bound where the feed does not remember all of it.
+    /// Bytes of what was told after that number; without bound where the feed has forgotten some of it.
     pub fn size_after(&self, number: u64) -> usize {
         if number >= self.head().number {
             return 0;
         }
-        let recent = locked(&self.feed.recent).after(number);
-        recent.map_or(usize::MAX, |events| events.iter().map(|shown| shown.size()).sum())
+        locked(&self.feed.recent).size_after(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use engine::event::{EventType, NewEvent};
+    use engine::ids::{EventId, KeyId};
+
+    fn event(number: u64, size: usize) -> Arc<Event> {
+        let said = engine::json::parse(&format!("{:?}", "x".repeat(size - 2))).unwrap();
+        let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
+        let event = NewEvent { id, key, kind: EventType::ToolResult, payload: Payload::Json(said), from_client: false };
+        Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: 0, event })
+    }
+
+    fn told(numbers: &[u64]) -> Recent {
+        let mut recent = Recent::default();
+        for number in numbers {
+            recent.push(Arc::new(Shown::new(event(*number, 100))));
+        }
+        recent
+    }
+
+    fn numbers(recent: &Recent, seen: u64) -> Vec<u64> {
+        recent.after(seen).unwrap_or_default().iter().map(|shown| shown.event.number).collect()
+    }
+
+    #[test]
+    fn events_told_out_of_order_are_read_in_order() {
+        let mut recent = told(&[12, 14, 13, 11, 16]);
+        assert_eq!(numbers(&recent, 10), [11, 12, 13, 14]);
+        assert_eq!(numbers(&recent, 12), [13, 14]);
+        assert_eq!(numbers(&recent, 14), [0; 0], "15 is still missing: the database has it");
+        assert_eq!(recent.size_after(10), 500, "what is missing is not taken for a lag");
+        recent.push(Arc::new(Shown::new(event(15, 100))));
+        recent.push(Arc::new(Shown::new(event(15, 100))));
+        assert_eq!(numbers(&recent, 13), [14, 15, 16]);
+        assert_eq!((recent.size_after(10), recent.bytes), (600, 600), "told twice, kept once");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_left_to_the_database() {
+        let mut recent = told(&(1..=RECENT_EVENTS as u64 + 2).collect::<Vec<_>>());
+        assert_eq!((numbers(&recent, 1), recent.size_after(1)), (Vec::new(), usize::MAX));
+        assert_eq!(numbers(&recent, 2).len(), RECENT_EVENTS);
+        recent.push(Arc::new(Shown::new(event(1, 100))));
+        assert_eq!(numbers(&recent, 0), [0; 0], "told late, after it was forgotten");
+        recent.push(Arc::new(Shown::new(event(RECENT_EVENTS as u64 + 3, RECENT_BYTES + 1))));
+        assert_eq!((recent.events.len(), recent.bytes), (0, 0), "one that is too large alone");
+        assert_eq!(recent.size_after(RECENT_EVENTS as u64 + 2), usize::MAX);
     }
 }

@@ -6,29 +6,23 @@
 //! - Events are published by the write itself, after its commit, so what anybody has seen is on disk (I3).
 
 mod append;
+mod beat;
 mod calls;
+mod lifecycle;
 mod read;
 mod sessions;
 
+pub(crate) use append::refusal;
 pub use append::{Append, CallRow, Next, Side};
 pub use calls::CallRecord;
+pub use lifecycle::NewSession;
 pub use read::Page;
-pub use sessions::{Admission, NewSession, Phase, Record, Row, State};
+pub use sessions::{Admission, Phase, Record, Row, State};
 
 use crate::feed::Feeds;
 use crate::{Db, Error};
 use engine::ids::{CallId, EventId, KeyId, ProfileId, SessionId};
-use sqlx::Row as _;
-use sqlx::sqlite::SqliteRow;
 use std::sync::Arc;
-
-/// The database's clock in Unix milliseconds, as SQL.
-macro_rules! now {
-    () => {
-        "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
-    };
-}
-pub(crate) use now;
 
 /// The log of all sessions. Clones share it.
 #[derive(Clone)]
@@ -54,13 +48,13 @@ trait Id: Sized {
     fn of(bytes: [u8; 16]) -> Self;
 
     /// The column, which must hold 16 bytes.
-    fn read(row: &SqliteRow, column: &str) -> Result<Self, Error> {
+    fn read(row: &crate::sql::Row, column: &str) -> Result<Self, Error> {
         Self::maybe(row, column)?.ok_or_else(|| Error::Unreadable(format!("{column} is null")))
     }
 
     /// The column, or none where it is null.
-    fn maybe(row: &SqliteRow, column: &str) -> Result<Option<Self>, Error> {
-        let bytes: Option<&[u8]> = row.try_get(column)?;
+    fn maybe(row: &crate::sql::Row, column: &str) -> Result<Option<Self>, Error> {
+        let bytes: Option<&[u8]> = row.get(column)?;
         let Some(bytes) = bytes else { return Ok(None) };
         let bytes = bytes.try_into().map_err(|_| Error::Unreadable(format!("{column} is not 16 bytes")))?;
         Ok(Some(Self::of(bytes)))

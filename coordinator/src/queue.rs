@@ -5,10 +5,11 @@
 
 use engine::ids::{CallId, KeyId};
 use engine::turn::Opening;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// A call that waits for the gate.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Call {
     /// Names it everywhere.
     pub id: CallId,
@@ -57,6 +58,8 @@ pub enum Rejected {
     Full,
     /// Its idempotency key came with other params before.
     OtherParams,
+    /// The cluster could not be asked for too long.
+    Away,
 }
 
 /// The queue.
@@ -146,9 +149,20 @@ impl Queue {
         dropped
     }
 
-    /// The claimed call has ended.
-    pub fn ended(&mut self) {
+    /// A call is over; the gate is its own no more, whether it was claimed or waited.
+    pub fn ended(&mut self, call: CallId) {
+        self.running.take_if(|entry| entry.call.id == call);
+        self.waiting.retain(|entry| entry.call.id != call);
+    }
+
+    /// Whoever served the claimed call serves no more.
+    pub fn give_up(&mut self) {
         self.running = None;
+    }
+
+    /// The calls that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &Call> {
+        self.waiting.iter().map(|entry| &entry.call)
     }
 
     /// Drops the waiting calls of a client.
@@ -276,7 +290,7 @@ mod tests {
                         prop_assert!(queue.leave(CallId([gone; 16])));
                     }
                     _ => {
-                        queue.ended();
+                        queue.give_up();
                         prop_assert_eq!(run(&mut queue, Gate::Free), if model.is_empty() { None } else { Some(model.remove(0)) });
                     }
                 }

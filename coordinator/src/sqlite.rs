@@ -5,11 +5,12 @@
 //! task, so no client that leaves can come between. `synchronous=FULL`: committed means on disk.
 
 use crate::Error;
+use crate::sql::Connection;
 use futures_util::future::BoxFuture;
+use sqlx::Connection as _;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Connection, Executor};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,9 +29,9 @@ const READERS: u32 = 4;
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/sqlite");
 
-/// The database, open. Clones share it.
+/// The file, open. Clones share it.
 #[derive(Clone)]
-pub struct Db {
+pub(crate) struct Sqlite {
     readers: SqlitePool,
     writes: mpsc::Sender<Command>,
     writer: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
@@ -38,12 +39,12 @@ pub struct Db {
     _lock: Arc<File>,
 }
 
-impl Db {
+impl Sqlite {
     /// Opens (makes, if it is missing) the file, brings its schema up to date and starts the writer.
     ///
     /// # Errors
     /// `Unusable` with what to change, when the file cannot be opened or another process uses it.
-    pub async fn open(path: &Path) -> Result<Db, Error> {
+    pub async fn open(path: &Path) -> Result<Sqlite, Error> {
         let unusable = |what: &str, error: &dyn std::fmt::Display| {
             Error::Unusable(format!("cannot {what} the SQLite database {}: {error}", path.display()))
         };
@@ -70,11 +71,11 @@ impl Db {
             .map_err(|e| unusable("read", &e))?;
         let (writes, queue) = mpsc::channel(WRITE_QUEUE);
         let writer = tokio::spawn(write_all(connection, queue));
-        Ok(Db { readers, writes, writer: Arc::new(std::sync::Mutex::new(Some(writer))), _lock: Arc::new(lock) })
+        Ok(Sqlite { readers, writes, writer: Arc::new(std::sync::Mutex::new(Some(writer))), _lock: Arc::new(lock) })
     }
 
     /// The connections for reading.
-    pub fn reader(&self) -> &SqlitePool {
+    pub fn readers(&self) -> &SqlitePool {
         &self.readers
     }
 
@@ -86,7 +87,7 @@ impl Db {
     pub async fn write<T, W, A>(&self, work: W, then: A) -> Result<T, Error>
     where
         T: Send + 'static,
-        W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+        W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
         A: FnOnce(&T) + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
@@ -142,7 +143,7 @@ enum Command {
 /// One write, its types hidden.
 trait Write: Send {
     /// Does the work on the connection; keeps the result.
-    fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, bool>;
+    fn run<'a>(&'a mut self, connection: &'a mut Connection) -> BoxFuture<'a, bool>;
     /// Tells everybody how it ended: with the kept result if the commit succeeded.
     fn finish(&mut self, commit: Result<(), &sqlx::Error>);
 }
@@ -157,10 +158,10 @@ struct Job<T, W, A> {
 impl<T, W, A> Write for Job<T, W, A>
 where
     T: Send + 'static,
-    W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+    W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
     A: FnOnce(&T) + Send + 'static,
 {
-    fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, bool> {
+    fn run<'a>(&'a mut self, connection: &'a mut Connection) -> BoxFuture<'a, bool> {
         Box::pin(async move {
             if let Some(work) = self.work.take() {
                 self.result = Some(work(connection).await);
@@ -189,7 +190,8 @@ where
 
 /// The writer: takes what waits, runs it in one transaction, commits, tells everybody. Ends when it is asked to, or when
 /// nobody can ask any more.
-async fn write_all(mut connection: SqliteConnection, mut queue: mpsc::Receiver<Command>) {
+async fn write_all(connection: SqliteConnection, mut queue: mpsc::Receiver<Command>) {
+    let mut connection = Connection::Sqlite(connection);
     let mut commands = Vec::with_capacity(BATCH);
     let mut closing = false;
     while !closing && queue.recv_many(&mut commands, BATCH).await > 0 {
@@ -211,7 +213,7 @@ async fn write_all(mut connection: SqliteConnection, mut queue: mpsc::Receiver<C
             write.finish(committed.as_ref().copied());
         }
     }
-    if let Err(error) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await {
+    if let Err(error) = connection.command("PRAGMA wal_checkpoint(TRUNCATE)").await {
         tracing::warn!(error = %error, "the write-ahead log could not be folded into the database; the next start does it");
     }
     if let Err(error) = connection.close().await {
@@ -220,35 +222,35 @@ async fn write_all(mut connection: SqliteConnection, mut queue: mpsc::Receiver<C
 }
 
 /// Runs a batch in one transaction. Each write of several has a savepoint, so that one which fails takes only itself back.
-async fn transact(connection: &mut SqliteConnection, batch: &mut [Box<dyn Write>]) -> Result<(), sqlx::Error> {
-    connection.execute("BEGIN IMMEDIATE").await?;
+async fn transact(connection: &mut Connection, batch: &mut [Box<dyn Write>]) -> Result<(), sqlx::Error> {
+    connection.command("BEGIN IMMEDIATE").await?;
     let outcome = run_batch(connection, batch).await;
     let ended = match outcome {
-        Ok(true) => connection.execute("COMMIT").await.map(drop),
-        Ok(false) => connection.execute("ROLLBACK").await.map(drop),
+        Ok(true) => connection.command("COMMIT").await,
+        Ok(false) => connection.command("ROLLBACK").await,
         Err(error) => Err(error),
     };
     if ended.is_err() {
         // Some failures (disk full) have already rolled back; then this one says so and changes nothing.
-        let _ = connection.execute("ROLLBACK").await;
+        let _ = connection.command("ROLLBACK").await;
     }
     ended
 }
 
 /// Whether there is anything to commit.
-async fn run_batch(connection: &mut SqliteConnection, batch: &mut [Box<dyn Write>]) -> Result<bool, sqlx::Error> {
+async fn run_batch(connection: &mut Connection, batch: &mut [Box<dyn Write>]) -> Result<bool, sqlx::Error> {
     if let [write] = batch {
         return Ok(write.run(connection).await);
     }
     let mut any = false;
     for write in batch {
-        connection.execute("SAVEPOINT one").await?;
+        connection.command("SAVEPOINT one").await?;
         if write.run(connection).await {
             any = true;
         } else {
-            connection.execute("ROLLBACK TO one").await?;
+            connection.command("ROLLBACK TO one").await?;
         }
-        connection.execute("RELEASE one").await?;
+        connection.command("RELEASE one").await?;
     }
     Ok(any)
 }

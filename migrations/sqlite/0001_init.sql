@@ -120,3 +120,9 @@ CREATE TABLE events (
 -- Readers rebuild a request from the ones before it.
 CREATE INDEX events_requests ON events (session, number) WHERE kind = 'provider.request';
 CREATE INDEX events_compactions ON events (session, number) WHERE kind = 'session.compaction.completed';
+
+-- When a node of this cluster lived last.
+CREATE TABLE cluster (
+    one     INTEGER PRIMARY KEY CHECK (one = 1),
+    beat_at INTEGER NOT NULL
+);

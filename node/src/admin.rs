@@ -34,6 +34,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/admin/v1/keys/{id}", delete(keys::revoke))
         .route("/admin/v1/sessions", get(sessions::list))
         .route("/admin/v1/sessions/{id}/events", get(sessions::events))
+        .route("/admin/v1/sessions/{id}/owner", get(sessions::owner))
+        .route("/admin/v1/nodes", get(sessions::nodes))
         .route("/admin/v1/mcp-servers", get(registries::mcp_servers))
         .route("/admin/v1/providers", get(registries::providers))
         .route("/admin/v1/config", get(registries::config))

@@ -14,18 +14,22 @@ mod trace;
 
 use crate::app::App;
 use crate::problem::{Problem, no_such_method, no_such_path};
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use engine::rpc::RpcError;
 use std::sync::Arc;
+use std::time::Duration;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// The client port's routes.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/healthz", get(|| async {}))
+        .route("/readyz", get(ready))
         .route("/api/v1/meta", get(meta))
         .route("/api/v1/sessions", post(sessions::open))
         .route("/api/v1/sessions/{id}", delete(sessions::close))
@@ -41,6 +45,26 @@ pub fn router(app: Arc<App>) -> Router {
 
 async fn meta() -> Response {
     Json(serde_json::json!({"version": env!("CARGO_PKG_VERSION"), "api_versions": ["v1"]})).into_response()
+}
+
+/// How long the database may take to show that it is there.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whether a load balancer should send requests here: 503 with the reasons while it should not. What makes the node worse but
+/// not useless is said in `notes`.
+async fn ready(State(app): State<Arc<App>>) -> Response {
+    let mut reasons = Vec::new();
+    if app.stop.is_cancelled() {
+        reasons.push("draining");
+    }
+    let asked = tokio::time::timeout(READY_TIMEOUT, async { app.accounts().admin_key().await });
+    if !matches!(asked.await, Ok(Ok(_))) {
+        reasons.push("the database is not available");
+    }
+    let notes = app.cluster.complaints().await;
+    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = serde_json::json!({"ready": reasons.is_empty(), "reasons": reasons, "notes": notes});
+    (status, Json(body)).into_response()
 }
 
 fn panicked() -> Response {
@@ -64,6 +88,7 @@ fn failed(error: &coordinator::Error) -> RpcError {
         coordinator::Error::Unavailable(_)
         | coordinator::Error::Failed(_)
         | coordinator::Error::Unknown
+        | coordinator::Error::Away(_)
         | coordinator::Error::Fenced
         | coordinator::Error::Refused
         | coordinator::Error::Duplicate

@@ -10,9 +10,11 @@ use axum::Router;
 use axum::serve::ListenerExt;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
+use coordinator::cluster::{Cluster, Lease, Signal};
 use coordinator::feed::Feeds;
-use coordinator::local::{Lease, Local};
+use coordinator::local::Local;
 use coordinator::log::Log;
+use coordinator::redis::{Received, Redis, Tasks};
 use engine::ids::{KeyId, SessionId};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +43,7 @@ pub struct App {
     /// The sessions' log.
     pub log: Log,
     /// Who serves and who waits.
-    pub local: Local,
+    pub cluster: Cluster,
     /// Model providers.
     pub providers: Arc<Providers>,
     /// Tools of MCP servers.
@@ -66,6 +68,13 @@ pub struct Ports {
     pub admin: TcpListener,
 }
 
+/// What has to run for a node.
+pub struct Work {
+    leases: mpsc::UnboundedReceiver<Lease>,
+    signals: Option<mpsc::UnboundedReceiver<Signal>>,
+    membership: Option<Tasks>,
+}
+
 /// An idle session's share of the memory that all of them may use.
 pub struct Held<'a>(&'a App, usize);
 
@@ -76,12 +85,24 @@ impl Drop for Held<'_> {
 }
 
 impl App {
-    /// Puts a node together. The receiver is for [`session::serve_all`].
+    /// Puts a node together, and says what has to run for it.
     ///
     /// # Errors
-    /// When there is no TLS.
-    pub fn new(config: Config, db: Db) -> anyhow::Result<(Arc<App>, mpsc::UnboundedReceiver<Lease>)> {
-        let (local, leases) = Local::new(config.max_queued_calls as usize);
+    /// When there is no TLS, or Redis's URL makes no sense.
+    pub fn new(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
+        let log = Log::new(db.clone(), Arc::new(Feeds::default()));
+        let limit = config.max_queued_calls as usize;
+        let (cluster, work) = match &config.redis {
+            None => {
+                let (local, leases) = Local::new(limit);
+                (Cluster::Local(local), Work { leases, signals: None, membership: None })
+            }
+            Some(settings) => {
+                let (redis, received) = Redis::new(settings.clone(), log.clone(), limit)?;
+                let Received { leases, signals, tasks } = received;
+                (Cluster::Redis(redis), Work { leases, signals: Some(signals), membership: Some(tasks) })
+            }
+        };
         let environment = Arc::clone(&config.environment);
         let inherited = mcp::INHERITED.iter().filter_map(|name| Some(((*name).into(), environment.get(name)?.into())));
         let settings = mcp::Settings {
@@ -93,8 +114,8 @@ impl App {
         let resolver = move |text: &str| resolve(text, environment.as_ref()).map_err(|error| error.to_string());
         let app = App {
             auth: Auth::new(Accounts::new(db.clone())),
-            log: Log::new(db.clone(), Arc::new(Feeds::default())),
-            local,
+            log,
+            cluster,
             providers: Arc::new(Providers::new(&config).context("the HTTP client for providers cannot be made")?),
             mcp: Mcp::new(settings, Arc::new(resolver)).context("the HTTP client for MCP cannot be made")?,
             tasks: TaskTracker::new(),
@@ -106,7 +127,7 @@ impl App {
             db,
             config,
         };
-        Ok((Arc::new(app), leases))
+        Ok((Arc::new(app), work))
     }
 
     /// The accounts.
@@ -166,9 +187,16 @@ impl App {
 /// # Errors
 /// When a port cannot be served.
 pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) -> anyhow::Result<()> {
-    let (app, leases) = App::new(config, db)?;
+    let (app, work) = App::new(config, db)?;
     let background = TaskTracker::new();
-    background.spawn(session::serve_all(Arc::clone(&app), leases));
+    background.spawn(session::serve_all(Arc::clone(&app), work.leases));
+    if let Some(signals) = work.signals {
+        background.spawn(session::obey(Arc::clone(&app), signals));
+    }
+    let left = CancellationToken::new();
+    if let Some(membership) = work.membership {
+        background.spawn(membership.run(left.clone()));
+    }
     background.spawn(session::sweep(Arc::clone(&app)));
     let (auth, stopped) = (app.auth.clone(), app.stop.clone());
     background.spawn(async move { auth.write_uses(stopped).await });
@@ -178,7 +206,7 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
     tracing::info!(
         client.addr = address(&ports.client),
         admin.addr = address(&ports.admin),
-        database = %app.config.database.display(),
+        database = %app.config.database,
         "serving"
     );
     if app.config.telemetry.enabled {
@@ -190,6 +218,7 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
         stop.cancelled().await;
         tracing::info!("stopping: running turns have {} s to end", app.config.shutdown_timeout.as_secs());
         app.stop.cancel();
+        app.cluster.drain();
         app.tasks.close();
         if tokio::time::timeout(app.config.shutdown_timeout, app.tasks.wait()).await.is_err() {
             tracing::warn!(tasks = app.tasks.len(), "not everything ended in time; the next start carries it on");
@@ -199,6 +228,8 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
         Ok(())
     };
     tokio::try_join!(clients, admin, drained)?;
+    // Last, because what was given up until now is offered to others through it.
+    left.cancel();
     background.wait().await;
     app.mcp.shutdown().await;
     app.db.close().await;

@@ -70,6 +70,24 @@ pub enum AdminKey {
     Rotated,
 }
 
+/// Where the data is.
+#[derive(Clone)]
+pub enum Database {
+    /// A file of this machine, for one node.
+    Sqlite(PathBuf),
+    /// A server; the URL may hold a password.
+    Postgres(SecretString),
+}
+
+impl fmt::Display for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Database::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Database::Postgres(_) => f.write_str("postgres"),
+        }
+    }
+}
+
 /// Everything that can be set.
 #[derive(Clone)]
 pub struct Config {
@@ -84,8 +102,14 @@ pub struct Config {
     pub admin_key: AdminKey,
     /// `BAE_ADMIN_KEY_FILE`, `--admin-key-file`: where a made admin key is written. Default `admin.key` beside the database.
     pub admin_key_file: PathBuf,
-    /// `BAE_DATABASE_URL`, `--database-url`: the SQLite file. Default `sqlite:bae.db`.
-    pub database: PathBuf,
+    /// `BAE_DATABASE_URL`, `--database-url`: `sqlite:PATH` or `postgres://…`. Default `sqlite:bae.db`.
+    pub database: Database,
+    /// `BAE_DATABASE_CONNECTIONS`: connections to Postgres at most. Default 10.
+    pub database_connections: u32,
+    /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
+    /// `BAE_REDIS_PREFIX`: in front of every key there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its
+    /// sessions, default 10.
+    pub redis: Option<coordinator::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
     pub log: String,
     /// `BAE_LOG_FORMAT`, `--log-format`: `text` or `json`. Default `text`.
@@ -131,13 +155,16 @@ impl fmt::Debug for Config {
 }
 
 /// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
-const SETTINGS: [&str; 21] = [
+const SETTINGS: [&str; 24] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
     "admin_key_file",
     "database_url",
+    "database_connections",
     "redis_url",
+    "redis_prefix",
+    "lease",
     "log",
     "log_format",
     "otel_log",
@@ -183,7 +210,11 @@ impl Config {
         let settings = Settings { flags, environment: environment.as_ref(), file: &table };
         let database = database(&settings)?;
         absent(&settings)?;
-        let beside = database.with_file_name("admin.key");
+        let beside = match &database {
+            Database::Sqlite(path) => path.with_file_name("admin.key"),
+            Database::Postgres(_) => PathBuf::from("admin.key"),
+        };
+        let redis = redis(&settings, &database)?;
         Ok(Self {
             addr: settings.parsed("addr", ADDRESS, address)?.unwrap_or_else(|| ([0, 0, 0, 0], 8080).into()),
             admin_addr: admin_addr(&settings)?,
@@ -191,6 +222,8 @@ impl Config {
             admin_key: admin_key(&settings)?,
             admin_key_file: settings.text("admin_key_file").map_or(beside, PathBuf::from),
             database,
+            redis,
+            database_connections: settings.count("database_connections", 10)?,
             log: filter(&settings, "log")?,
             log_format: settings.parsed("log_format", "text or json", log_format)?.unwrap_or(LogFormat::Text),
             otel_log: filter(&settings, "otel_log")?,
@@ -274,30 +307,45 @@ fn admin_key(settings: &Settings<'_>) -> Result<AdminKey, Usage> {
     }
 }
 
-fn database(settings: &Settings<'_>) -> Result<PathBuf, Usage> {
-    let Some(given) = settings.given("database_url") else { return Ok("bae.db".into()) };
+fn database(settings: &Settings<'_>) -> Result<Database, Usage> {
+    let Some(given) = settings.given("database_url") else { return Ok(Database::Sqlite("bae.db".into())) };
     let url = given.text.trim();
-    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-        return Err(given.refuse("names a Postgres database, which this version cannot use yet; write sqlite:PATH"));
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Database::Postgres(url.into()));
     }
     let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
     match path {
-        None | Some("") => Err(given.refuse("must be sqlite:PATH, like sqlite:bae.db")),
+        None | Some("") => Err(given.refuse("must be sqlite:PATH, like sqlite:bae.db, or postgres://USER@HOST/NAME")),
         Some(path) if path.contains(":memory:") => {
             Err(given.refuse("must name a file: sessions have to survive a restart; write sqlite:PATH"))
         }
         Some(path) if path.contains('?') => {
             Err(given.refuse("must be sqlite:PATH without parameters; drop the ? part"))
         }
-        Some(path) => Ok(path.into()),
+        Some(path) => Ok(Database::Sqlite(path.into())),
     }
+}
+
+fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordinator::redis::Settings>, Usage> {
+    let Some(given) = settings.given("redis_url") else { return Ok(None) };
+    let known = ["redis://", "rediss://", "sentinel://", "sentinels://"];
+    if !known.iter().any(|scheme| given.text.trim().starts_with(scheme)) {
+        return Err(given.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
+    }
+    if let Database::Sqlite(_) = database {
+        return Err(
+            given.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres")
+        );
+    }
+    Ok(Some(coordinator::redis::Settings {
+        url: given.text.trim().into(),
+        prefix: settings.text("redis_prefix").unwrap_or_else(|| "bae:".to_owned()),
+        lease: settings.seconds("lease", 10)?,
+    }))
 }
 
 /// What the contract knows and this version does not have: refused, for nobody should believe that it works.
 fn absent(settings: &Settings<'_>) -> Result<(), Usage> {
-    if let Some(given) = settings.given("redis_url") {
-        return Err(given.refuse("is set, but this version runs as a single node without Redis; unset it"));
-    }
     let Some(given) = settings.given("sandbox_driver") else { return Ok(()) };
     match given.text.trim() {
         "none" => Ok(()),

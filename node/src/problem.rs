@@ -124,6 +124,10 @@ impl From<coordinator::Error> for Problem {
                 tracing::error!(error = %source, "the database is not available");
                 Problem::unavailable("the database is not available; try again")
             }
+            Error::Away(reason) => {
+                tracing::error!(reason, "redis is not available");
+                Problem::unavailable("the cluster's coordination is not available; try again")
+            }
             Error::Unknown => {
                 tracing::error!("the outcome of a write is unknown");
                 Problem::unavailable("the outcome of the call is unknown; look before you repeat it")

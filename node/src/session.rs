@@ -9,7 +9,7 @@ mod owner;
 
 use crate::app::App;
 use coordinator::Error;
-use coordinator::local::Lease;
+use coordinator::cluster::{Lease, Signal};
 use coordinator::log::State;
 use engine::ids::{EventId, KeyId, SessionId};
 use engine::rpc::RpcError;
@@ -47,7 +47,7 @@ pub async fn sweep(app: Arc<App>) {
             Ok(sessions) => {
                 for (session, state) in sessions {
                     match state {
-                        State::Open => app.local.adopt(session),
+                        State::Open => app.cluster.adopt(session).await,
                         State::Closing => finish_closing(&app, session),
                         State::Closed | State::Error => {}
                     }
@@ -95,7 +95,7 @@ fn finish_closing(app: &Arc<App>, session: SessionId) {
 async fn stop_and_close(app: &App, session: SessionId) -> Result<(), Error> {
     let closed = RpcError::not_open(State::Closed.shown());
     let stopped = async {
-        app.local.stop(session, &closed).await;
+        app.cluster.stop(session, &closed).await;
         app.mcp.close(session).await;
     };
     if tokio::time::timeout(CLOSE_TIMEOUT, stopped).await.is_err() {
@@ -104,17 +104,30 @@ async fn stop_and_close(app: &App, session: SessionId) -> Result<(), Error> {
     app.log.finish_close(session, EventId(coordinator::fresh_id())).await
 }
 
+fn revoked_error() -> RpcError {
+    RpcError::new(-32000, "the client key was revoked")
+}
+
+/// Does what other nodes tell this one, until the node stops.
+pub async fn obey(app: Arc<App>, mut signals: mpsc::UnboundedReceiver<Signal>) {
+    while let Some(Some(Signal::Revoked(key))) = app.halt.run_until_cancelled(signals.recv()).await {
+        app.auth.forget(key);
+        app.cluster.forget(key, &revoked_error());
+        app.revoke(key);
+    }
+}
+
 /// What follows a key's revocation: its queued calls are dropped, its pauses count as expired, and a session with no other
 /// active key is closed (companion 10).
 ///
 /// # Errors
 /// The database's.
 pub async fn key_revoked(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
-    app.local.drop_of(key, &RpcError::new(-32000, "the client key was revoked"));
+    app.cluster.revoked(key, &revoked_error()).await;
     app.revoke(key);
     for (session, shared) in app.log.forsake(key).await? {
         if shared {
-            app.local.wake(session);
+            app.cluster.wake(session).await;
         } else {
             match close(app, session, key, "client_key_revoked").await {
                 Ok(()) | Err(Error::NotOpen(_)) => {}

@@ -1,24 +1,22 @@
 //! The one admin key of the cluster.
 
-use super::{Accounts, Digest, now};
+use super::{Accounts, Digest};
 use crate::Error;
+use crate::sql::{Sql, sql};
 
-const GET: &str = "SELECT digest FROM admin_key WHERE one = 1";
-const SET_IF_ABSENT: &str = concat!(
+const GET: Sql = sql!("SELECT digest FROM admin_key WHERE one = 1");
+const SET_IF_ABSENT: Sql =
+    sql!("INSERT INTO admin_key (one, digest, created_at) VALUES (1, $1, ", now, ") ON CONFLICT (one) DO NOTHING");
+const REPLACE: Sql = sql!(
     "INSERT INTO admin_key (one, digest, created_at) VALUES (1, $1, ",
-    now!(),
-    ") ON CONFLICT (one) DO NOTHING"
-);
-const REPLACE: &str = concat!(
-    "INSERT INTO admin_key (one, digest, created_at) VALUES (1, $1, ",
-    now!(),
+    now,
     ") ON CONFLICT (one) DO UPDATE SET digest = excluded.digest, created_at = excluded.created_at"
 );
 
 impl Accounts {
     /// The digest of the admin key, if there is one.
     pub async fn admin_key(&self) -> Result<Option<Digest>, Error> {
-        let row: Option<(Vec<u8>,)> = sqlx::query_as(GET).fetch_optional(self.db.reader()).await?;
+        let row: Option<(Vec<u8>,)> = self.db.read(&GET).optional_as().await?;
         let digest = |column: Vec<u8>| {
             let bytes = column.try_into().map_err(|_| Error::Unreadable("the admin key's digest".into()))?;
             Ok(Digest(bytes))
@@ -30,8 +28,8 @@ impl Accounts {
     pub async fn set_first_admin_key(&self, digest: Digest) -> Result<bool, Error> {
         self.write(move |c| {
             Box::pin(async move {
-                let done = sqlx::query(SET_IF_ABSENT).bind(digest.0.to_vec()).execute(c).await?;
-                Ok(done.rows_affected() == 1)
+                let done = c.query(&SET_IF_ABSENT).bind(digest.0.to_vec()).execute().await?;
+                Ok(done == 1)
             })
         })
         .await
@@ -41,7 +39,7 @@ impl Accounts {
     pub async fn replace_admin_key(&self, digest: Digest) -> Result<(), Error> {
         self.write(move |c| {
             Box::pin(async move {
-                sqlx::query(REPLACE).bind(digest.0.to_vec()).execute(c).await?;
+                c.query(&REPLACE).bind(digest.0.to_vec()).execute().await?;
                 Ok(())
             })
         })

@@ -1,6 +1,7 @@
 //! Client keys: made for a profile, listed, revoked.
 
-use super::{Accounts, Digest, Page, id_bytes, now, page};
+use super::{Accounts, Digest, Page, id_bytes, page};
+use crate::sql::{Sql, sql};
 use crate::{Error, fresh_id};
 use engine::ids::{KeyId, ProfileId};
 use sqlx::FromRow;
@@ -32,20 +33,24 @@ struct Row {
     last_used_at: Option<i64>,
 }
 
-const INSERT: &str = concat!(
+const INSERT: Sql = sql!(
     "INSERT INTO client_keys (id, name, prefix, digest, profile, created_at) SELECT $1, $2, $3, $4, id, ",
-    now!(),
-    " FROM profiles WHERE id = $5 AND deleted_at IS NULL RETURNING created_at"
+    now,
+    " FROM profiles WHERE id = $5 AND deleted_at IS NULL",
+    for_share,
+    " RETURNING created_at"
 );
-const LIST: &str = "SELECT id, name, prefix, profile, created_at, last_used_at FROM client_keys \
-     WHERE revoked_at IS NULL AND id > $1 ORDER BY id LIMIT $2";
-const REVOKE: &str = concat!("UPDATE client_keys SET revoked_at = ", now!(), " WHERE id = $1 AND revoked_at IS NULL");
-const EXISTS: &str = "SELECT 1 FROM client_keys WHERE id = $1";
-const USED: &str = concat!(
+const LIST: Sql = sql!(
+    "SELECT id, name, prefix, profile, created_at, last_used_at FROM client_keys \
+     WHERE revoked_at IS NULL AND id > $1 ORDER BY id LIMIT $2"
+);
+const REVOKE: Sql = sql!("UPDATE client_keys SET revoked_at = ", now, " WHERE id = $1 AND revoked_at IS NULL");
+const EXISTS: Sql = sql!("SELECT 1 FROM client_keys WHERE id = $1");
+const USED: Sql = sql!(
     "UPDATE client_keys SET last_used_at = ",
-    now!(),
+    now,
     " WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= ",
-    now!(),
+    now,
     " - $2)"
 );
 
@@ -76,13 +81,14 @@ impl Accounts {
         let id = KeyId(fresh_id());
         self.write(move |c| {
             Box::pin(async move {
-                let (created_at,): (i64,) = sqlx::query_as(INSERT)
+                let (created_at,): (i64,) = c
+                    .query(&INSERT)
                     .bind(id.0.to_vec())
                     .bind(&name)
                     .bind(&prefix)
                     .bind(digest.0.to_vec())
                     .bind(profile.0.to_vec())
-                    .fetch_one(c)
+                    .one_as()
                     .await?;
                 Ok(ClientKey { id, name, prefix, profile, created_at, last_used_at: None })
             })
@@ -93,8 +99,7 @@ impl Accounts {
     /// The active client keys after one, oldest first.
     pub async fn keys(&self, after: Option<KeyId>, limit: u32) -> Result<Page<ClientKey, KeyId>, Error> {
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
-        let rows: Vec<Row> =
-            sqlx::query_as(LIST).bind(after).bind(i64::from(limit) + 1).fetch_all(self.db.reader()).await?;
+        let rows: Vec<Row> = self.db.read(&LIST).bind(after).bind(i64::from(limit) + 1).all_as().await?;
         let keys = rows.into_iter().map(Row::key).collect::<Result<_, _>>()?;
         Ok(page(keys, limit, |key: &ClientKey| key.id))
     }
@@ -106,14 +111,14 @@ impl Accounts {
     /// `NotFound` when there never was such a key.
     pub async fn revoke_key(&self, id: KeyId, then: impl FnOnce() + Send + 'static) -> Result<Revoked, Error> {
         self.db
-            .write(
+            .write_one(
                 move |c| {
                     Box::pin(async move {
-                        let done = sqlx::query(REVOKE).bind(id.0.to_vec()).execute(&mut *c).await?;
-                        if done.rows_affected() == 1 {
+                        let done = c.query(&REVOKE).bind(id.0.to_vec()).execute().await?;
+                        if done == 1 {
                             return Ok(Revoked::Now);
                         }
-                        sqlx::query(EXISTS).bind(id.0.to_vec()).fetch_one(c).await?;
+                        c.query(&EXISTS).bind(id.0.to_vec()).one().await?;
                         Ok(Revoked::Before)
                     })
                 },
@@ -123,16 +128,22 @@ impl Accounts {
     }
 
     /// Notes that these keys were used just now. A key noted within the last minute keeps its time.
-    pub async fn keys_used(&self, keys: Vec<KeyId>) -> Result<(), Error> {
-        self.write(move |c| {
-            Box::pin(async move {
-                for key in keys {
-                    sqlx::query(USED).bind(key.0.to_vec()).bind(USED_STEP).execute(&mut *c).await?;
-                }
-                Ok(())
-            })
-        })
-        .await
+    pub async fn keys_used(&self, mut keys: Vec<KeyId>) -> Result<(), Error> {
+        // In one order, so that two nodes never wait for each other's rows.
+        keys.sort_unstable();
+        self.db
+            .write(
+                move |c| {
+                    Box::pin(async move {
+                        for key in keys {
+                            c.query(&USED).bind(key.0.to_vec()).bind(USED_STEP).execute().await?;
+                        }
+                        Ok(())
+                    })
+                },
+                |()| (),
+            )
+            .await
     }
 }
 

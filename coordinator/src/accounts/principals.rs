@@ -1,9 +1,9 @@
 //! Who presents a secret, found by its digest.
 
-use super::{Accounts, Digest, id_bytes, now};
+use super::{Accounts, Digest, id_bytes};
 use crate::Error;
+use crate::sql::{Sql, sql};
 use engine::ids::{KeyId, ProfileId, SessionId};
-use sqlx::SqliteConnection;
 
 /// Who presents a client key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,20 +23,15 @@ pub struct SessionClient {
     pub key: KeyId,
 }
 
-const CLIENT: &str = "SELECT id, profile FROM client_keys WHERE digest = $1 AND revoked_at IS NULL";
-const SESSION_CLIENT: &str = "SELECT s.session, s.client_key FROM session_keys s JOIN client_keys k ON k.id = s.client_key \
-     WHERE s.digest = $1 AND k.revoked_at IS NULL";
-const INSERT: &str = concat!(
-    "INSERT INTO session_keys (digest, session, client_key, created_at) SELECT $1, $2, id, ",
-    now!(),
-    " FROM client_keys WHERE id = $3 AND revoked_at IS NULL"
+const CLIENT: Sql = sql!("SELECT id, profile FROM client_keys WHERE digest = $1 AND revoked_at IS NULL");
+const SESSION_CLIENT: Sql = sql!(
+    "SELECT s.session, s.client_key FROM session_keys s JOIN client_keys k ON k.id = s.client_key \
+     WHERE s.digest = $1 AND k.revoked_at IS NULL"
 );
-
 impl Accounts {
     /// The active client key with this digest.
     pub async fn client(&self, digest: Digest) -> Result<Option<Client>, Error> {
-        let row: Option<(Vec<u8>, Vec<u8>)> =
-            sqlx::query_as(CLIENT).bind(digest.0.to_vec()).fetch_optional(self.db.reader()).await?;
+        let row: Option<(Vec<u8>, Vec<u8>)> = self.db.read(&CLIENT).bind(digest.0.to_vec()).optional_as().await?;
         let client = |(key, profile)| -> Result<_, Error> {
             Ok(Client { key: KeyId(id_bytes(key)?), profile: ProfileId(id_bytes(profile)?) })
         };
@@ -46,29 +41,10 @@ impl Accounts {
     /// The session key with this digest, while its client key is active.
     pub async fn session_client(&self, digest: Digest) -> Result<Option<SessionClient>, Error> {
         let row: Option<(Vec<u8>, Vec<u8>)> =
-            sqlx::query_as(SESSION_CLIENT).bind(digest.0.to_vec()).fetch_optional(self.db.reader()).await?;
+            self.db.read(&SESSION_CLIENT).bind(digest.0.to_vec()).optional_as().await?;
         let client = |(session, key)| -> Result<_, Error> {
             Ok(SessionClient { session: SessionId(id_bytes(session)?), key: KeyId(id_bytes(key)?) })
         };
         row.map(client).transpose()
     }
-}
-
-/// Stores a session key minted for a client key: part of the write that opens or joins the session.
-///
-/// # Errors
-/// `Refused` when the client key is not active any more.
-pub async fn insert_session_key(
-    c: &mut SqliteConnection,
-    digest: Digest,
-    session: SessionId,
-    client_key: KeyId,
-) -> Result<(), Error> {
-    let done = sqlx::query(INSERT)
-        .bind(digest.0.to_vec())
-        .bind(session.0.to_vec())
-        .bind(client_key.0.to_vec())
-        .execute(c)
-        .await?;
-    if done.rows_affected() == 1 { Ok(()) } else { Err(Error::Refused) }
 }

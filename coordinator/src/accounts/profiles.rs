@@ -1,10 +1,11 @@
 //! Profiles: which providers, tools, MCP servers and images the keys of a profile may use. Names of those are not resolved here.
 
-use super::{Accounts, Page, id_bytes, now, page};
+use super::{Accounts, Page, id_bytes, page};
+use crate::sql::{Sql, sql};
 use crate::{Error, fresh_id};
 use engine::ids::ProfileId;
 use serde::{Deserialize, Serialize};
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::FromRow;
 
 /// What an administrator sets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,29 +50,36 @@ struct Row {
     updated_at: i64,
 }
 
-const INSERT: &str = concat!(
+const INSERT: Sql = sql!(
     "INSERT INTO profiles (id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
      created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, ",
-    now!(),
+    now,
     ", ",
-    now!(),
+    now,
     ") RETURNING created_at"
 );
-const GET: &str = "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
-     created_at, updated_at FROM profiles WHERE id = $1 AND deleted_at IS NULL";
-const LIST: &str = "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
-     created_at, updated_at FROM profiles WHERE deleted_at IS NULL AND id > $1 ORDER BY id LIMIT $2";
-const REPLACE: &str = concat!(
+const GET: Sql = sql!(
+    "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
+     created_at, updated_at FROM profiles WHERE id = $1 AND deleted_at IS NULL"
+);
+const LIST: Sql = sql!(
+    "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
+     created_at, updated_at FROM profiles WHERE deleted_at IS NULL AND id > $1 ORDER BY id LIMIT $2"
+);
+const REPLACE: Sql = sql!(
     "UPDATE profiles SET name = $2, primary_provider = $3, fallback_providers = $4, mcp_servers = $5, allowed_tools = $6, \
-     available_sandboxes = $7, updated_at = max(",
-    now!(),
+     available_sandboxes = $7, updated_at = ",
+    greatest,
+    "(",
+    now,
     ", updated_at) WHERE id = $1 AND deleted_at IS NULL \
      RETURNING id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, created_at, \
      updated_at"
 );
-const DELETE: &str = concat!(
+const LOCK: Sql = sql!("SELECT id FROM profiles WHERE id = $1 AND deleted_at IS NULL", for_update);
+const DELETE: Sql = sql!(
     "UPDATE profiles SET deleted_at = ",
-    now!(),
+    now,
     " WHERE id = $1 AND deleted_at IS NULL \
      AND NOT EXISTS (SELECT 1 FROM client_keys WHERE profile = $1 AND revoked_at IS NULL)"
 );
@@ -87,7 +95,8 @@ impl Accounts {
         let created_at = self
             .write(move |c| {
                 Box::pin(async move {
-                    let (created_at,): (i64,) = sqlx::query_as(INSERT)
+                    let (created_at,): (i64,) = c
+                        .query(&INSERT)
                         .bind(id.0.to_vec())
                         .bind(&bound.name)
                         .bind(&bound.primary_provider)
@@ -95,7 +104,7 @@ impl Accounts {
                         .bind(json_list(&bound.mcp_servers)?)
                         .bind(json_list(&bound.allowed_tools)?)
                         .bind(json_list(&bound.available_sandboxes)?)
-                        .fetch_one(c)
+                        .one_as()
                         .await?;
                     Ok(created_at)
                 })
@@ -109,15 +118,14 @@ impl Accounts {
     /// # Errors
     /// `NotFound` when there is none, or it was deleted.
     pub async fn profile(&self, id: ProfileId) -> Result<Profile, Error> {
-        let row: Row = sqlx::query_as(GET).bind(id.0.to_vec()).fetch_one(self.db.reader()).await?;
+        let row: Row = self.db.read(&GET).bind(id.0.to_vec()).one_as().await?;
         row.profile()
     }
 
     /// The profiles after one, oldest first.
     pub async fn profiles(&self, after: Option<ProfileId>, limit: u32) -> Result<Page<Profile, ProfileId>, Error> {
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
-        let rows: Vec<Row> =
-            sqlx::query_as(LIST).bind(after).bind(i64::from(limit) + 1).fetch_all(self.db.reader()).await?;
+        let rows: Vec<Row> = self.db.read(&LIST).bind(after).bind(i64::from(limit) + 1).all_as().await?;
         let profiles = rows.into_iter().map(Row::profile).collect::<Result<_, _>>()?;
         Ok(page(profiles, limit, |profile: &Profile| profile.id))
     }
@@ -129,7 +137,8 @@ impl Accounts {
     pub async fn replace_profile(&self, id: ProfileId, fields: ProfileFields) -> Result<Profile, Error> {
         self.write(move |c| {
             Box::pin(async move {
-                let row: Row = sqlx::query_as(REPLACE)
+                let row: Row = c
+                    .query(&REPLACE)
                     .bind(id.0.to_vec())
                     .bind(&fields.name)
                     .bind(&fields.primary_provider)
@@ -137,7 +146,7 @@ impl Accounts {
                     .bind(json_list(&fields.mcp_servers)?)
                     .bind(json_list(&fields.allowed_tools)?)
                     .bind(json_list(&fields.available_sandboxes)?)
-                    .fetch_one(c)
+                    .one_as()
                     .await?;
                 row.profile()
             })
@@ -150,27 +159,20 @@ impl Accounts {
     /// # Errors
     /// `NotFound`, or `Refused` while client keys of it are active.
     pub async fn delete_profile(&self, id: ProfileId) -> Result<(), Error> {
-        self.write(move |c| {
-            Box::pin(async move {
-                let done = sqlx::query(DELETE).bind(id.0.to_vec()).execute(&mut *c).await?;
-                if done.rows_affected() == 1 {
-                    return Ok(());
-                }
-                profile_in(c, id).await?;
-                Err(Error::Refused)
-            })
-        })
-        .await
+        self.db
+            .write(
+                move |c| {
+                    Box::pin(async move {
+                        // Locked first, so that a key that is just being made is seen.
+                        c.query(&LOCK).bind(id.0.to_vec()).one().await?;
+                        let done = c.query(&DELETE).bind(id.0.to_vec()).execute().await?;
+                        if done == 1 { Ok(()) } else { Err(Error::Refused) }
+                    })
+                },
+                |()| (),
+            )
+            .await
     }
-}
-
-/// A profile, read on this connection: for writes that depend on it.
-///
-/// # Errors
-/// `NotFound` when there is none, or it was deleted.
-pub async fn profile_in(c: &mut SqliteConnection, id: ProfileId) -> Result<Profile, Error> {
-    let row: Row = sqlx::query_as(GET).bind(id.0.to_vec()).fetch_one(c).await?;
-    row.profile()
 }
 
 fn json_list(list: &[String]) -> Result<String, Error> {

@@ -2,6 +2,7 @@
 
 use super::{Accounts, Page, id_bytes, page};
 use crate::Error;
+use crate::sql::{Sql, sql};
 use engine::ids::{ProfileId, SessionId};
 use sqlx::FromRow;
 
@@ -67,17 +68,25 @@ struct Row {
     closed_at: Option<i64>,
 }
 
-const ALL: &str = "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
-     WHERE id > $1 ORDER BY id LIMIT $2";
-const OPEN: &str = "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
-     WHERE state = 'open' AND id > $1 ORDER BY id LIMIT $2";
-const FAILED: &str = "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
-     WHERE state = 'error' AND id > $1 ORDER BY id LIMIT $2";
+const ALL: Sql = sql!(
+    "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
+     WHERE id > $1 ORDER BY id LIMIT $2"
+);
+const OPEN: Sql = sql!(
+    "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
+     WHERE state = 'open' AND id > $1 ORDER BY id LIMIT $2"
+);
+const FAILED: Sql = sql!(
+    "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
+     WHERE state = 'error' AND id > $1 ORDER BY id LIMIT $2"
+);
 // Two index scans that are merged: an IN list would have to sort all that follows.
-const CLOSED: &str = "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
+const CLOSED: Sql = sql!(
+    "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
      WHERE state = 'closed' AND id > $1 UNION ALL \
      SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
-     WHERE state = 'closing' AND id > $1 ORDER BY id LIMIT $2";
+     WHERE state = 'closing' AND id > $1 ORDER BY id LIMIT $2"
+);
 
 impl Accounts {
     /// The sessions after one, oldest first; of one state, if it is given.
@@ -88,14 +97,13 @@ impl Accounts {
         limit: u32,
     ) -> Result<Page<ListedSession, SessionId>, Error> {
         let statement = match state {
-            None => ALL,
-            Some(State::Open) => OPEN,
-            Some(State::Closed) => CLOSED,
-            Some(State::Error) => FAILED,
+            None => &ALL,
+            Some(State::Open) => &OPEN,
+            Some(State::Closed) => &CLOSED,
+            Some(State::Error) => &FAILED,
         };
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
-        let rows: Vec<Row> =
-            sqlx::query_as(statement).bind(after).bind(i64::from(limit) + 1).fetch_all(self.db.reader()).await?;
+        let rows: Vec<Row> = self.db.read(statement).bind(after).bind(i64::from(limit) + 1).all_as().await?;
         let sessions = rows.into_iter().map(Row::session).collect::<Result<_, _>>()?;
         Ok(page(sessions, limit, |session: &ListedSession| session.id))
     }

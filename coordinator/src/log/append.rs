@@ -1,14 +1,20 @@
 //! Appending: one write that moves the session's head under its conditions and inserts the events behind it.
+//!
+//! Inside a write transaction that is a statement for each row ([`stepwise`]); on Postgres one statement for all of it
+//! ([`whole`]), except for the rare appends that change a client's row as well.
 
-use super::{Log, now};
+pub(super) mod stepwise;
+mod whole;
+
+use super::{Log, State};
 use crate::Error;
-use engine::event::{Event, NewEvent, Payload};
+use crate::db::Engine;
+use crate::sql::Row;
+use engine::event::{Event, NewEvent};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::request::Chain;
 use engine::turn::Gate;
-use sqlx::Row as _;
-use sqlx::sqlite::SqliteConnection;
 use std::sync::Arc;
 
 /// An append of a turn.
@@ -56,6 +62,18 @@ pub enum Next {
     Error(Outcome),
 }
 
+impl Next {
+    /// Phase and state it leaves, the outcome it records, how long the gate is kept.
+    fn columns(&self) -> (&'static str, &'static str, Option<&Outcome>, Option<i64>) {
+        match self {
+            Next::Running => ("running", "open", None, None),
+            Next::Idle(outcome) => ("idle", "open", Some(outcome), None),
+            Next::Paused(outcome, time) => ("paused", "open", Some(outcome), Some(*time)),
+            Next::Error(outcome) => ("idle", "error", Some(outcome), None),
+        }
+    }
+}
+
 /// What an append outside of turns changes beside the log.
 #[derive(Debug, Clone)]
 pub enum Side {
@@ -72,54 +90,30 @@ pub enum Side {
     Register,
 }
 
-/// The update of a turn's append, with the condition of its kind.
-macro_rules! update {
-    ($condition:literal) => {
-        concat!(
-            "UPDATE sessions SET head = head + $3, phase = $5, state = $6, call = $4, owner = $7, deadline = ",
-            now!(),
-            " + $8, takeovers = 0, handed_over = 0 WHERE id = $1 AND epoch = $2 AND state = 'open' AND ",
-            $condition,
-            " RETURNING head, ",
-            now!(),
-            " AS now"
-        )
-    };
-}
-
-const GO_ON: &str = update!("phase = 'running' AND call = $4");
-const OPEN_FREE: &str = update!("phase = 'idle'");
-const OPEN_OWN: &str = update!("phase = 'paused' AND owner = $9");
-const OPEN_EXPIRED: &str = update!("phase = 'paused' AND deadline <= CAST(unixepoch('subsec') * 1000 AS INTEGER)");
-const FREE: &str = concat!(
-    "UPDATE sessions SET head = head + $2 WHERE id = $1 AND state = 'open' RETURNING head, ",
-    now!(),
-    " AS now"
-);
-const ADD_EVENT: &str = "INSERT INTO events (id, session, number, epoch, call, client_key, kind, from_client, payload, created_at) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-
 impl Log {
     /// Appends a turn's events and publishes them. Returns them as committed.
     ///
     /// # Errors
     /// `Fenced`, `NotOpen`; `Refused` when the gate is not as the opening call found it; `Duplicate` when another call has
-    /// its idempotency key; `Unavailable` with nothing applied.
+    /// its idempotency key; `Unavailable` with nothing applied; `Unknown` when it may still come: take the session anew,
+    /// which fences it off, before anything else is written.
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
         let (session, ended) = (append.session, matches!(append.next, Next::Error(_)));
-        self.db
-            .write(
-                move |c| Box::pin(async move { turn(c, &append).await }),
-                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended),
-            )
-            .await
+        let outcome = append.next.columns().2.cloned();
+        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended, outcome);
+        match self.db.engine() {
+            Engine::Sqlite(sqlite) => {
+                sqlite.write(move |c| Box::pin(async move { stepwise::turn(c, &append).await }), publish).await
+            }
+            Engine::Postgres(postgres) => whole::append(postgres, whole::turn(append), publish).await,
+        }
     }
 
     /// Appends events that are no part of a turn, from any node, and publishes them.
     ///
     /// # Errors
-    /// `NotOpen`, `NotFound`; `Unavailable` with nothing applied.
+    /// `NotOpen`, `NotFound`; `Unavailable` with nothing applied; `Unknown`.
     pub async fn append_free(
         &self,
         session: SessionId,
@@ -128,175 +122,29 @@ impl Log {
         side: Side,
     ) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
-        self.db
-            .write(
-                move |c| Box::pin(async move { free(c, session, key, &events, &side).await }),
-                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, false),
-            )
-            .await
-    }
-}
-
-async fn turn(c: &mut SqliteConnection, append: &Append) -> Result<Vec<Arc<Event>>, Error> {
-    let (phase, state, outcome, pause) = match &append.next {
-        Next::Running => ("running", "open", None, None),
-        Next::Idle(outcome) => ("idle", "open", Some(outcome), None),
-        Next::Paused(outcome, time) => ("paused", "open", Some(outcome), Some(*time)),
-        Next::Error(outcome) => ("idle", "error", Some(outcome), None),
-    };
-    let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
-    let gate = append.open.as_ref().map(|open| open.gate);
-    let update = match gate {
-        None => GO_ON,
-        Some(Gate::Free) => OPEN_FREE,
-        Some(Gate::Own) => OPEN_OWN,
-        Some(Gate::Expired) => OPEN_EXPIRED,
-    };
-    let update = sqlx::query(update)
-        .bind(append.session.0.as_slice())
-        .bind(append.epoch)
-        .bind(append.events.len() as i64)
-        .bind(append.call.0.as_slice())
-        .bind(phase)
-        .bind(state)
-        .bind(pause.map(|_| key.0.to_vec()))
-        .bind(pause);
-    let update = match &append.open {
-        Some(open) if gate == Some(Gate::Own) => update.bind(open.key.0.as_slice()),
-        Some(_) | None => update,
-    };
-    let row = update.fetch_optional(&mut *c).await?;
-    let Some(row) = row else { return Err(refusal(c, append.session, Some(append.epoch)).await?) };
-    let (head, now): (i64, i64) = (row.try_get("head")?, row.try_get("now")?);
-    let first = head - append.events.len() as i64 + 1;
-    if let Some(open) = &append.open {
-        let (idempotency, digest) = open.idempotency.as_ref().map(|(key, digest)| (key, digest.to_vec())).unzip();
-        sqlx::query(
-            "INSERT INTO calls (id, session, client_key, idempotency_key, params_digest, traceparent, first_event, created_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-        )
-        .bind(append.call.0.as_slice())
-        .bind(append.session.0.as_slice())
-        .bind(open.key.0.as_slice())
-        .bind(idempotency)
-        .bind(digest)
-        .bind(&open.traceparent)
-        .bind(first)
-        .bind(now)
-        .execute(&mut *c)
-        .await?;
-    }
-    let inserted = Inserted { session: append.session, epoch: Some(append.epoch), call: Some(append.call), first, now };
-    let events = insert(c, inserted, &append.events, append.chain.as_ref()).await?;
-    if let Some(outcome) = outcome {
-        sqlx::query("UPDATE calls SET last_event = $2, outcome = $3 WHERE id = $1")
-            .bind(append.call.0.as_slice())
-            .bind(head)
-            .bind(engine::json::encode(outcome).get())
-            .execute(&mut *c)
-            .await?;
-    }
-    Ok(events)
-}
-
-async fn free(
-    c: &mut SqliteConnection,
-    session: SessionId,
-    key: KeyId,
-    events: &[NewEvent],
-    side: &Side,
-) -> Result<Vec<Arc<Event>>, Error> {
-    if matches!(side, Side::Register) && !register(c, session, key).await? {
-        return Ok(Vec::new());
-    }
-    let row = sqlx::query(FREE).bind(session.0.as_slice()).bind(events.len() as i64).fetch_optional(&mut *c).await?;
-    let Some(row) = row else { return Err(refusal(c, session, None).await?) };
-    let (head, now): (i64, i64) = (row.try_get("head")?, row.try_get("now")?);
-    if let Side::Join { declarations, digest } = side {
-        super::sessions::add_client(c, session, key, declarations, digest, now).await?;
-    }
-    let inserted = Inserted { session, epoch: None, call: None, first: head - events.len() as i64 + 1, now };
-    insert(c, inserted, events, None).await
-}
-
-/// Whether this is the client's first registration.
-async fn register(c: &mut SqliteConnection, session: SessionId, key: KeyId) -> Result<bool, Error> {
-    let done = sqlx::query(concat!(
-        "UPDATE clients SET driver_since = ",
-        now!(),
-        " WHERE session = $1 AND client_key = $2 AND driver_since IS NULL"
-    ))
-    .bind(session.0.as_slice())
-    .bind(key.0.as_slice())
-    .execute(c)
-    .await?;
-    Ok(done.rows_affected() > 0)
-}
-
-/// Where events go.
-#[derive(Clone, Copy)]
-pub(super) struct Inserted {
-    pub session: SessionId,
-    pub epoch: Option<i64>,
-    pub call: Option<CallId>,
-    pub first: i64,
-    pub now: i64,
-}
-
-/// Inserts events behind the head that was just moved.
-pub(super) async fn insert(
-    c: &mut SqliteConnection,
-    to: Inserted,
-    events: &[NewEvent],
-    chain: Option<&Chain>,
-) -> Result<Vec<Arc<Event>>, Error> {
-    let mut committed = Vec::with_capacity(events.len());
-    for (number, event) in (to.first..).zip(events) {
-        let stored;
-        let payload = match &event.payload {
-            Payload::Json(raw) => raw.get(),
-            Payload::Request(request) => {
-                stored = request.store(chain);
-                &stored
+        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, false, None);
+        match (self.db.engine(), side) {
+            (Engine::Postgres(postgres), Side::Nothing) => {
+                whole::append(postgres, whole::free(session, events), publish).await
             }
-        };
-        sqlx::query(ADD_EVENT)
-            .bind(event.id.0.as_slice())
-            .bind(to.session.0.as_slice())
-            .bind(number)
-            .bind(to.epoch)
-            .bind(to.call.map(|call| call.0.to_vec()))
-            .bind(event.key.0.as_slice())
-            .bind(event.kind.as_str())
-            .bind(event.from_client)
-            .bind(payload)
-            .bind(to.now)
-            .execute(&mut *c)
-            .await?;
-        committed.push(Arc::new(Event {
-            number: number as u64,
-            session: to.session,
-            call: to.call,
-            created_at: to.now,
-            event: event.clone(),
-        }));
+            (_, side) => {
+                let write = self.db.write(
+                    move |c| Box::pin(async move { stepwise::free(c, session, key, &events, &side).await }),
+                    publish,
+                );
+                write.await
+            }
+        }
     }
-    Ok(committed)
 }
 
-/// Why a conditional update found no row.
-async fn refusal(c: &mut SqliteConnection, session: SessionId, epoch: Option<i64>) -> Result<Error, Error> {
-    let row = sqlx::query("SELECT state, epoch FROM sessions WHERE id = $1")
-        .bind(session.0.as_slice())
-        .fetch_optional(c)
-        .await?;
+/// Why a conditional update found no row; `row` is the session's state and epoch.
+pub(crate) fn refusal(row: Option<Row>, epoch: Option<i64>) -> Result<Error, Error> {
     let Some(row) = row else { return Ok(Error::NotFound) };
-    let state = super::State::parse(row.try_get("state")?)?;
-    Ok(match state {
-        super::State::Open if epoch.is_some_and(|epoch| row.try_get("epoch").is_ok_and(|now: i64| now != epoch)) => {
-            Error::Fenced
-        }
-        super::State::Open => Error::Refused,
+    let now: i64 = row.get("epoch")?;
+    Ok(match State::parse(row.get("state")?)? {
+        State::Open if epoch.is_some_and(|epoch| now != epoch) => Error::Fenced,
+        State::Open => Error::Refused,
         other => Error::NotOpen(other.shown()),
     })
 }

@@ -2,10 +2,9 @@
 
 use super::{Id, Log, read_json};
 use crate::Error;
+use crate::sql::{Row, Sql, sql};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
-use sqlx::Row as _;
-use sqlx::sqlite::SqliteRow;
 
 /// What is recorded of a call.
 #[derive(Debug, Clone)]
@@ -21,25 +20,22 @@ pub struct CallRecord {
 }
 
 impl CallRecord {
-    fn read(row: &SqliteRow) -> Result<Self, Error> {
-        let (last, outcome): (Option<i64>, Option<&str>) = (row.try_get("last_event")?, row.try_get("outcome")?);
+    fn read(row: &Row) -> Result<Self, Error> {
+        let (last, outcome): (Option<i64>, Option<&str>) = (row.get("last_event")?, row.get("outcome")?);
         let ended = match (last, outcome) {
             (Some(last), Some(outcome)) => Some((last as u64, read_json("a call's outcome", outcome)?)),
             _ => None,
         };
-        let first: i64 = row.try_get("first_event")?;
-        Ok(Self {
-            id: CallId::read(row, "id")?,
-            params_digest: row.try_get("params_digest")?,
-            first: first as u64,
-            ended,
-        })
+        let first: i64 = row.get("first_event")?;
+        Ok(Self { id: CallId::read(row, "id")?, params_digest: row.get("params_digest")?, first: first as u64, ended })
     }
 }
 
-const BY_KEY: &str = "SELECT id, params_digest, first_event, last_event, outcome FROM calls \
-     WHERE session = $1 AND client_key = $2 AND idempotency_key = $3";
-const BY_ID: &str = "SELECT id, params_digest, first_event, last_event, outcome FROM calls WHERE id = $1";
+const BY_KEY: Sql = sql!(
+    "SELECT id, params_digest, first_event, last_event, outcome FROM calls \
+     WHERE session = $1 AND client_key = $2 AND idempotency_key = $3"
+);
+const BY_ID: Sql = sql!("SELECT id, params_digest, first_event, last_event, outcome FROM calls WHERE id = $1");
 
 impl Log {
     /// The call that an idempotency key names.
@@ -47,12 +43,7 @@ impl Log {
     /// # Errors
     /// The database's.
     pub async fn call_by_key(&self, session: SessionId, key: KeyId, name: &str) -> Result<Option<CallRecord>, Error> {
-        let row = sqlx::query(BY_KEY)
-            .bind(session.0.as_slice())
-            .bind(key.0.as_slice())
-            .bind(name)
-            .fetch_optional(self.db.reader())
-            .await?;
+        let row = self.db.read(&BY_KEY).bind(session.0.as_slice()).bind(key.0.as_slice()).bind(name).optional().await?;
         row.as_ref().map(CallRecord::read).transpose()
     }
 
@@ -61,7 +52,7 @@ impl Log {
     /// # Errors
     /// The database's.
     pub async fn call(&self, call: CallId) -> Result<Option<CallRecord>, Error> {
-        let row = sqlx::query(BY_ID).bind(call.0.as_slice()).fetch_optional(self.db.reader()).await?;
+        let row = self.db.read(&BY_ID).bind(call.0.as_slice()).optional().await?;
         row.as_ref().map(CallRecord::read).transpose()
     }
 }

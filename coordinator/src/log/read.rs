@@ -2,15 +2,13 @@
 
 use super::{Id, Log};
 use crate::Error;
+use crate::sql::{Row, Sql, sql};
 use engine::event::{Event, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
 use engine::request::{Request, Unreadable};
 use engine::turn::Turn;
-use futures_util::TryStreamExt;
 use serde::Deserialize;
-use sqlx::Row as _;
-use sqlx::sqlite::SqliteRow;
 use std::sync::Arc;
 
 /// Stored bytes of one read, beyond which the rest is left to the next.
@@ -18,10 +16,27 @@ const PAGE_BYTES: usize = 4 << 20;
 /// Events of one read while a session is folded.
 const FOLD_PAGE: u32 = 256;
 
-const PAGE: &str = "SELECT id, number, call, client_key, kind, from_client, payload, created_at FROM events \
-     WHERE session = $1 AND number > $2 ORDER BY number LIMIT $3";
-const CHAIN: &str = "SELECT payload FROM events \
-     WHERE session = $1 AND kind = 'provider.request' AND number >= $2 AND number < $3 ORDER BY number";
+/// Rows that the reader stops at once it has enough bytes; Postgres, which sends what it is asked for, stops by itself.
+const PAGE: Sql = Sql {
+    sqlite: "SELECT id, number, call, client_key, kind, from_client, payload, created_at FROM events \
+             WHERE session = $1 AND number > $2 ORDER BY number LIMIT $3",
+    postgres: "SELECT id, number, call, client_key, kind, from_client, payload, created_at FROM \
+               (SELECT *, sum(octet_length(payload)) OVER (ORDER BY number) - octet_length(payload) AS bytes_before \
+               FROM events WHERE session = $1 AND number > $2 ORDER BY number LIMIT $3) AS page \
+               WHERE bytes_before <= $4 ORDER BY number",
+};
+const CHAIN: Sql = sql!(
+    "SELECT payload FROM events \
+     WHERE session = $1 AND kind = 'provider.request' AND number >= $2 AND number < $3 ORDER BY number"
+);
+const NUMBER: Sql = sql!("SELECT number FROM events WHERE id = $1 AND session = $2");
+const COMPLETED: Sql = sql!(
+    "SELECT payload FROM events WHERE session = $1 AND kind = 'session.compaction.completed' ORDER BY number DESC LIMIT 1"
+);
+const RESPONSE_BEFORE: Sql = sql!(
+    "SELECT number, payload FROM events WHERE session = $1 AND number < $2 AND kind = 'provider.response' \
+     ORDER BY number DESC LIMIT 1"
+);
 
 /// Events of a session in order, from one read.
 #[derive(Debug)]
@@ -57,10 +72,11 @@ impl Log {
         let mut stored = Vec::new();
         let (mut bytes, mut cut) = (0, false);
         {
-            let mut rows =
-                sqlx::query(PAGE).bind(session.0.as_slice()).bind(after as i64).bind(limit).fetch(self.db.reader());
-            while let Some(row) = rows.try_next().await? {
-                let text: &str = row.try_get("payload")?;
+            let page = self.db.read(&PAGE).bind(session.0.as_slice()).bind(after as i64).bind(i64::from(limit));
+            let page = if self.db.is_postgres() { page.bind(PAGE_BYTES as i64) } else { page };
+            let mut rows = page.rows().await?;
+            while let Some(row) = rows.next().await? {
+                let text: &str = row.get("payload")?;
                 bytes += text.len();
                 stored.push(read_event(session, &row)?);
                 if bytes > PAGE_BYTES {
@@ -91,11 +107,11 @@ impl Log {
     ) -> Result<Request, Error> {
         let (root, None) = (Request::root(stored)?, before) else { return Ok(Request::load(stored, before)?) };
         let Some(root) = root else { return Ok(Request::load(stored, None)?) };
-        let mut rows =
-            sqlx::query(CHAIN).bind(session.0.as_slice()).bind(root as i64).bind(number as i64).fetch(self.db.reader());
+        let chain = self.db.read(&CHAIN).bind(session.0.as_slice()).bind(root as i64).bind(number as i64);
+        let mut rows = chain.rows().await?;
         let mut before: Option<Request> = None;
-        while let Some(row) = rows.try_next().await? {
-            before = Some(Request::load(row.try_get("payload")?, before.as_ref())?);
+        while let Some(row) = rows.next().await? {
+            before = Some(Request::load(row.get("payload")?, before.as_ref())?);
         }
         Ok(Request::load(stored, before.as_ref())?)
     }
@@ -105,12 +121,8 @@ impl Log {
     /// # Errors
     /// The database's.
     pub async fn number_of(&self, session: SessionId, event: EventId) -> Result<Option<u64>, Error> {
-        let row = sqlx::query("SELECT number FROM events WHERE id = $1 AND session = $2")
-            .bind(event.0.as_slice())
-            .bind(session.0.as_slice())
-            .fetch_optional(self.db.reader())
-            .await?;
-        Ok(row.map(|row| row.try_get::<i64, _>("number")).transpose()?.map(|number| number as u64))
+        let row = self.db.read(&NUMBER).bind(event.0.as_slice()).bind(session.0.as_slice()).optional().await?;
+        Ok(row.map(|row| row.get::<i64>("number")).transpose()?.map(|number| number as u64))
     }
 
     /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference is
@@ -142,15 +154,9 @@ impl Log {
         struct Completed {
             preamble_event_id: EventId,
         }
-        let row = sqlx::query(
-            "SELECT payload FROM events WHERE session = $1 AND kind = 'session.compaction.completed' \
-             ORDER BY number DESC LIMIT 1",
-        )
-        .bind(session.0.as_slice())
-        .fetch_optional(self.db.reader())
-        .await?;
+        let row = self.db.read(&COMPLETED).bind(session.0.as_slice()).optional().await?;
         let Some(row) = row else { return Ok(0) };
-        let completed: Result<Completed, _> = serde_json::from_str(row.try_get("payload")?);
+        let completed: Result<Completed, _> = serde_json::from_str(row.get("payload")?);
         match completed {
             Ok(completed) => Ok(self.number_of(session, completed.preamble_event_id).await?.unwrap_or(0)),
             Err(_) => Ok(0),
@@ -167,45 +173,40 @@ impl Log {
             #[serde(default)]
             purpose: Option<String>,
         }
-        let mut rows =
-            sqlx::query("SELECT kind, payload FROM events WHERE session = $1 AND number < $2 ORDER BY number DESC")
-                .bind(session.0.as_slice())
-                .bind(number as i64)
-                .fetch(self.db.reader());
-        while let Some(row) = rows.try_next().await? {
-            if row.try_get::<&str, _>("kind")? != "provider.response" {
-                continue;
-            }
-            let response: Response = super::read_json("a provider.response", row.try_get("payload")?)?;
+        let mut before = number as i64;
+        loop {
+            let query = self.db.read(&RESPONSE_BEFORE).bind(session.0.as_slice()).bind(before);
+            let Some(row) = query.optional().await? else { return Ok(None) };
+            before = row.get("number")?;
+            let response: Response = super::read_json("a provider.response", row.get("payload")?)?;
             if response.ok && response.purpose.is_none() {
                 return Ok(response.usage.map(engine::provider::Usage::sum));
             }
         }
-        Ok(None)
     }
 }
 
 /// An event, and the stored form of its request where it is one.
-fn read_event(session: SessionId, row: &SqliteRow) -> Result<(Event, Option<String>), Error> {
-    let kind = row.try_get::<&str, _>("kind")?;
+fn read_event(session: SessionId, row: &Row) -> Result<(Event, Option<String>), Error> {
+    let kind = row.get::<&str>("kind")?;
     let kind = kind.parse().map_err(|error: engine::event::UnknownEventType| Error::Unreadable(error.to_string()))?;
-    let payload: String = row.try_get("payload")?;
+    let payload: String = row.get("payload")?;
     let (payload, request) = if kind == engine::event::EventType::ProviderRequest {
         (json::encode(&()), Some(payload))
     } else {
         (json::parse(&payload).map_err(|error| Error::Unreadable(error.to_string()))?, None)
     };
     let event = Event {
-        number: row.try_get::<i64, _>("number")? as u64,
+        number: row.get::<i64>("number")? as u64,
         session,
         call: CallId::maybe(row, "call")?,
-        created_at: row.try_get("created_at")?,
+        created_at: row.get("created_at")?,
         event: NewEvent {
             id: EventId::read(row, "id")?,
             key: KeyId::read(row, "client_key")?,
             kind,
             payload: Payload::Json(payload),
-            from_client: row.try_get("from_client")?,
+            from_client: row.get("from_client")?,
         },
     };
     Ok((event, request))

@@ -4,8 +4,8 @@ use crate::ids::{EventId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::message::Role;
 use crate::rpc::RpcError;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// Longest idempotency key, in bytes.
 const MAX_IDEMPOTENCY_KEY: usize = 255;
@@ -25,7 +25,7 @@ fn not_blank(name: &str, value: &str) -> Result<(), RpcError> {
 }
 
 /// Params of `session.sendMessage`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SendMessage {
     /// As the client wrote it, `user` when missing.
     pub role: String,

@@ -89,6 +89,7 @@ fn refused(error: Error) -> Problem {
         error @ (Error::Unavailable(_)
         | Error::Failed(_)
         | Error::Unknown
+        | Error::Away(_)
         | Error::Fenced
         | Error::NotOpen(_)
         | Error::Unreadable(_)

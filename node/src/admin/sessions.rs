@@ -7,7 +7,7 @@ use crate::problem::Problem;
 use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::{self, ListedSession};
 use engine::event::timestamp;
@@ -60,4 +60,35 @@ pub(super) async fn events(
     };
     app.log.row(session).await.map_err(absent)?;
     Ok(crate::api::events::page(&app, session, page).await?)
+}
+
+/// The node that serves a session just now; null while none needs to.
+pub(super) async fn owner(State(app): State<Arc<App>>, Id(session): Id<SessionId>) -> Result<Response, Problem> {
+    app.log.row(session).await.map_err(|error| match error {
+        Error::NotFound => SessionId::absent(),
+        error => error.into(),
+    })?;
+    let node = app.cluster.owner(session).await?;
+    Ok(Json(serde_json::json!({"session_id": session, "node": node})).into_response())
+}
+
+#[derive(Serialize)]
+struct Node {
+    node: String,
+    state: &'static str,
+    /// Whether it is the one that answers.
+    asked: bool,
+}
+
+/// The cluster's living nodes.
+pub(super) async fn nodes(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    let members = app.cluster.nodes().await?;
+    let shown = |member: coordinator::cluster::Member| Node {
+        node: member.node,
+        state: if member.draining { "draining" } else { "ready" },
+        asked: member.asked,
+    };
+    let mut nodes: Vec<Node> = members.into_iter().map(shown).collect();
+    nodes.sort_by(|a, b| a.node.cmp(&b.node));
+    Ok(Json(serde_json::json!({"items": nodes, "next_cursor": null})).into_response())
 }

@@ -45,7 +45,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
             reader.seek(record.first.saturating_sub(1));
             let target = match record.ended {
                 Some(_) => Target::Ended(record),
-                None => Target::Live(caller.app.local.follow(caller.session, record.id)),
+                None => Target::Live(caller.app.cluster.follow(caller.session, record.id)),
             };
             return Ok((target, reader));
         }
@@ -58,9 +58,10 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
         idempotency,
         traceparent: caller.traceparent.clone(),
     };
-    let waiter = caller.app.local.enqueue(caller.session, call).map_err(|rejected| match rejected {
+    let waiter = caller.app.cluster.enqueue(caller.session, call).await.map_err(|rejected| match rejected {
         Rejected::Full => RpcError { retryable: true, ..RpcError::new(-32000, "too many queued calls") },
         Rejected::OtherParams => other_params(),
+        Rejected::Away => RpcError::internal(),
     })?;
     Ok((Target::Live(waiter), reader))
 }

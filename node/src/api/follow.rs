@@ -7,8 +7,8 @@ use super::failed;
 use super::stream::{Frames, Gone};
 use crate::app::App;
 use coordinator::Error;
+use coordinator::cluster::{Progress, Waiter};
 use coordinator::feed::{Reader, Shown};
-use coordinator::local::{Progress, Waiter};
 use coordinator::log::CallRecord;
 use engine::event::EventType;
 use engine::ids::{CallId, SessionId};
@@ -89,7 +89,7 @@ impl Follow {
                         if record.ended.is_some() {
                             return self.replay(record).await;
                         }
-                        waiter = self.app.local.follow(self.session, winner);
+                        waiter = self.app.cluster.follow(self.session, winner);
                         continue;
                     }
                     Ok(None) => return Ok(Err(RpcError::internal())),

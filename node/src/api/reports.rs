@@ -49,7 +49,8 @@ pub(super) async fn register_driver(caller: &Caller, params: &Raw) -> Answer {
 
 pub(super) fn unsubscribe(caller: &Caller, params: &Raw) -> Answer {
     params::none(params)?;
-    caller.app.log.feeds().cut(caller.session);
+    caller.app.log.feeds().cut_here(caller.session);
+    caller.app.cluster.cut(caller.session);
     Ok(json!({"unsubscribed": true}).to_string())
 }
 

@@ -87,7 +87,7 @@ async fn only_the_key_itself_opens() {
 #[tokio::test]
 async fn what_cannot_be_decided_is_no_refusal() {
     let (place, _, secret) = Place::new().await;
-    place.db.reader().close().await;
+    place.db.close().await;
     let problem = place.auth.client(&headers(&format!("Bearer {}", secret.expose_secret()))).await.unwrap_err();
     assert_eq!((problem.status().as_u16(), problem.slug()), (503, "unavailable"));
     // What cannot be a key needs no database.

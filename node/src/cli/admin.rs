@@ -34,6 +34,8 @@ enum Command {
     /// Sessions and their logs
     #[command(subcommand)]
     Session(Session),
+    /// The living nodes of the cluster
+    Nodes,
     /// The MCP servers of the configuration
     McpServers,
     /// The providers of the configuration
@@ -124,6 +126,11 @@ enum Session {
         #[arg(long, value_parser = ["open", "closed", "error"])]
         state: Option<String>,
     },
+    /// Show which node serves a session
+    Owner {
+        /// Its id
+        id: SessionId,
+    },
     /// Show a session's log
     Events {
         /// Its id
@@ -159,6 +166,8 @@ const SESSION: [Column; 6] = [
     Column::new("CREATED", "created_at"),
     Column::new("CLOSED", "closed_at"),
 ];
+const OWNER: [Column; 2] = [Column::new("SESSION", "session_id"), Column::new("NODE", "node")];
+const NODE: [Column; 3] = [Column::new("NODE", "node"), Column::new("STATE", "state"), Column::new("ASKED", "asked")];
 const EVENT: [Column; 4] = [
     Column::new("TIME", "created_at"),
     Column::new("TYPE", "event_type"),
@@ -201,6 +210,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         Command::Profile(command) => profile(&client, command).await?,
         Command::Key(command) => key(&client, command).await?,
         Command::Session(command) => session(&client, command).await?,
+        Command::Nodes => items(&client, &NODE, "nodes").await?,
         Command::McpServers => items(&client, &MCP_SERVER, "mcp-servers").await?,
         Command::Providers => items(&client, &PROVIDER, "providers").await?,
         Command::Config => Shown::Json(client.get("config").await?),
@@ -316,6 +326,7 @@ async fn session(client: &Client, command: Session) -> Result<Shown, Failure> {
     match command {
         Session::List { state: None } => items(client, &SESSION, "sessions").await,
         Session::List { state: Some(state) } => items(client, &SESSION, &format!("sessions?state={state}")).await,
+        Session::Owner { id } => Ok(one(&OWNER, client.get(&format!("sessions/{id}/owner")).await?)),
         Session::Events { id } => items(client, &EVENT, &format!("sessions/{id}/events")).await,
     }
 }

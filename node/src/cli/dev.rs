@@ -77,7 +77,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     private_folder(&args.data)?;
     let ports = bind(&config).await?;
     let addresses = banner::Addresses::of(&ports)?;
-    let db = open(&config.database).await?;
+    let db = open(&config).await?;
     let accounts = Accounts::new(db.clone());
     key::prepare(&config, &accounts).await.map_err(|error| Failure::Runtime(error.to_string()))?;
 
@@ -135,8 +135,8 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
     Ok(Flags { values, ..Flags::default() })
 }
 
-async fn open(path: &Path) -> Result<Db, Failure> {
-    Db::open(path).await.map_err(|error| match error {
+async fn open(config: &Config) -> Result<Db, Failure> {
+    super::serve::open(config).await.map_err(|error| match error {
         // The advice is for `serve`; here the folder decides.
         coordinator::Error::Unusable(text) => {
             Failure::Runtime(text.replace("point BAE_DATABASE_URL at another file", "give --data another folder"))

@@ -3,10 +3,11 @@
 use super::{Failure, signals};
 use crate::admin::key;
 use crate::app::{self, Ports};
-use crate::config::{Config, Flags, Process, Usage};
+use crate::config::{Config, Database, Flags, Process, Usage};
 use crate::logging;
-use coordinator::Db;
 use coordinator::accounts::Accounts;
+use coordinator::{Db, Error, PostgresSettings};
+use secrecy::ExposeSecret;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -94,7 +95,7 @@ pub(super) async fn serve(args: Args) -> Result<(), Failure> {
     logging::start(&config);
     let stop = signals::stop()?;
     let ports = bind(&config).await?;
-    let db = Db::open(&config.database).await?;
+    let db = open(&config).await?;
     key::prepare(&config, &Accounts::new(db.clone())).await.map_err(|error| Failure::Runtime(error.to_string()))?;
     Ok(Box::pin(app::run(config, db, ports, stop)).await?)
 }
@@ -102,10 +103,26 @@ pub(super) async fn serve(args: Args) -> Result<(), Failure> {
 pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     let config = Config::load(&args.common.flags(), Arc::new(Process))?;
     logging::start(&config);
-    let db = Db::open(&config.database).await?;
+    let db = open(&config).await?;
     db.close().await;
-    tracing::info!(database = %config.database.display(), "the schema is up to date");
+    tracing::info!(database = %config.database, "the schema is up to date");
     Ok(())
+}
+
+/// Opens the database. A node without Redis is alone: a second one on the same database is refused.
+pub(super) async fn open(config: &Config) -> Result<Db, Error> {
+    match &config.database {
+        Database::Sqlite(path) => Db::open(path).await,
+        Database::Postgres(url) => {
+            let mut settings = PostgresSettings::new(url.expose_secret().to_owned());
+            settings.max_connections = config.database_connections;
+            let db = Db::connect(&settings).await?;
+            if config.redis.is_none() {
+                db.lock_single_node().await?;
+            }
+            Ok(db)
+        }
+    }
 }
 
 /// Takes both ports.

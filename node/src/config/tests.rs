@@ -26,7 +26,7 @@ fn defaults() {
     let config = built(&[], &[], "").unwrap();
     assert_eq!(config.addr.to_string(), "0.0.0.0:8080");
     assert_eq!(config.admin_addr.to_string(), "127.0.0.1:8081");
-    assert_eq!(config.database, Path::new("bae.db"));
+    assert_eq!(config.database.to_string(), "sqlite:bae.db");
     assert_eq!(config.admin_key_file, Path::new("admin.key"));
     assert!(matches!(config.admin_key, AdminKey::Made));
     assert_eq!(config.admin_auth, AdminAuth::Required);
@@ -59,7 +59,10 @@ fn databases() {
         ("sqlite:/a/b.db", "/a/b.db"),
         ("sqlite://b.db", "b.db"),
     ] {
-        assert_eq!(built(&[], &[("BAE_DATABASE_URL", url)], "").unwrap().database, Path::new(path));
+        assert_eq!(
+            built(&[], &[("BAE_DATABASE_URL", url)], "").unwrap().database.to_string(),
+            format!("sqlite:{path}")
+        );
     }
     let config = built(&[], &[("BAE_DATABASE_URL", "sqlite:/data/b.db")], "").unwrap();
     assert_eq!(config.admin_key_file, Path::new("/data/admin.key"));
@@ -80,11 +83,15 @@ fn wrong_settings() {
         ("BAE_FORWARD_CLIENT_EVENTS", "yes", "BAE_FORWARD_CLIENT_EVENTS must be 1 or 0, not \"yes\""),
         ("BAE_LOG_FORMAT", "xml", "BAE_LOG_FORMAT must be text or json, not \"xml\""),
         ("BAE_LOG", "a=b=c", "BAE_LOG must be a log filter, like info or info,node=debug, not \"a=b=c\""),
-        ("BAE_DATABASE_URL", "bae.db", "BAE_DATABASE_URL must be sqlite:PATH, like sqlite:bae.db"),
         (
             "BAE_DATABASE_URL",
-            "postgres://u:secret@h/d",
-            "BAE_DATABASE_URL names a Postgres database, which this version cannot use yet; write sqlite:PATH",
+            "bae.db",
+            "BAE_DATABASE_URL must be sqlite:PATH, like sqlite:bae.db, or postgres://USER@HOST/NAME",
+        ),
+        (
+            "BAE_REDIS_URL",
+            "redis://h",
+            "BAE_REDIS_URL makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres",
         ),
         (
             "BAE_DATABASE_URL",
@@ -96,11 +103,7 @@ fn wrong_settings() {
             "sqlite:a?mode=ro",
             "BAE_DATABASE_URL must be sqlite:PATH without parameters; drop the ? part",
         ),
-        (
-            "BAE_REDIS_URL",
-            "redis://h",
-            "BAE_REDIS_URL is set, but this version runs as a single node without Redis; unset it",
-        ),
+        ("BAE_REDIS_URL", "http://h", "BAE_REDIS_URL must be redis://, rediss://, sentinel:// or sentinels://"),
         (
             "BAE_SANDBOX_DRIVER",
             "docker",

@@ -2,7 +2,7 @@
 
 use super::owner::{Owner, Pause, context, until};
 use coordinator::Error;
-use coordinator::local::Progress;
+use coordinator::cluster::Progress;
 use coordinator::log::{Append, CallRow, Next};
 use coordinator::queue::Call;
 use engine::event::Event;
@@ -75,7 +75,7 @@ impl Owner {
                             return self.ended(call, &committed, end).await;
                         }
                         if opening.take().is_some() {
-                            self.lease.tell(call, Progress::Running);
+                            self.lease.tell(call, Progress::Running).await;
                         }
                     }
                     Err(Stopped::Session(ended)) => return ended,
@@ -88,6 +88,11 @@ impl Owner {
                         Err(_) => return Ended::Reload,
                     },
                 }
+            }
+            let external = matches!(then, Then::Ask(_) | Then::Mcp(_) | Then::Launch(..));
+            if external && !self.lease.may_act(self.epoch).await {
+                tracing::warn!(session = %self.session, "the lease has run out; another node goes on");
+                return Ended::Stop;
             }
             match then {
                 Then::Continue | Then::End(_) => {}
@@ -127,9 +132,10 @@ impl Owner {
         tokio::select! {
             biased;
             () = self.lease.stop.cancelled() => {
-                self.lease.tell(call, Progress::Refused(RpcError::not_open("closed")));
+                self.lease.tell(call, Progress::Refused(RpcError::not_open("closed"))).await;
                 None
             }
+            () = self.lease.lost.cancelled() => None,
             () = self.app.halt.cancelled() => {
                 if let Err(error) = self.app.log.hand_over(self.session, self.epoch).await {
                     tracing::warn!(session = %self.session, error = %error, "a running turn is left as if after a crash");
@@ -170,13 +176,13 @@ impl Owner {
                     Ended::Stop
                 }
                 Error::NotOpen(state) => {
-                    self.lease.tell(call, Progress::Refused(RpcError::not_open(state)));
-                    self.lease.refuse_all(&RpcError::not_open(state));
+                    self.lease.tell(call, Progress::Refused(RpcError::not_open(state))).await;
+                    self.lease.refuse_all(&RpcError::not_open(state)).await;
                     Ended::Stop
                 }
                 // The gate is not as it seemed: the database's clock decides when a pause is over.
                 Error::Refused if opening.is_some() => {
-                    self.lease.unclaim();
+                    self.lease.unclaim(call).await;
                     Ended::Reload
                 }
                 Error::Duplicate if opening.is_some() => {
@@ -184,7 +190,7 @@ impl Owner {
                     Ended::Reload
                 }
                 Error::NotFound => {
-                    self.lease.tell(call, Progress::Refused(RpcError::new(-32000, "session no longer exists")));
+                    self.lease.tell(call, Progress::Refused(RpcError::new(-32000, "session no longer exists"))).await;
                     Ended::Stop
                 }
                 error => {
@@ -197,7 +203,7 @@ impl Owner {
                         tokio::time::sleep(APPEND_RETRY).await;
                         continue;
                     }
-                    self.lease.tell(call, Progress::Refused(RpcError::internal()));
+                    self.lease.tell(call, Progress::Refused(RpcError::internal())).await;
                     Ended::Reload
                 }
             };
@@ -217,7 +223,7 @@ impl Owner {
             Ok(Some(_)) => Progress::Refused(crate::api::other_params()),
             Ok(None) | Err(_) => Progress::Refused(RpcError::internal()),
         };
-        self.lease.tell(call, progress);
+        self.lease.tell(call, progress).await;
     }
 
     async fn ended(&mut self, call: CallId, committed: &[Arc<Event>], end: End) -> Ended {
@@ -225,7 +231,7 @@ impl Owner {
             Some(event) => event.number,
             None => self.app.log.row(self.session).await.map_or(0, |row| row.head),
         };
-        self.lease.tell(call, Progress::Ended(last, end.outcome));
+        self.lease.tell(call, Progress::Ended(last, end.outcome)).await;
         match end.session {
             After::Idle => self.pause = Pause::None,
             After::Paused => {
@@ -233,7 +239,7 @@ impl Owner {
                 self.pause = self.turn.paused().map_or(Pause::None, |owner| until(owner, time));
             }
             After::Error => {
-                self.lease.refuse_all(&RpcError::not_open("error"));
+                self.lease.refuse_all(&RpcError::not_open("error")).await;
                 self.app.mcp.close(self.session).await;
                 return Ended::Stop;
             }

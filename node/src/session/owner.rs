@@ -3,7 +3,7 @@
 use super::drive::{Ended, Open};
 use crate::app::App;
 use coordinator::Error;
-use coordinator::local::{Lease, Progress};
+use coordinator::cluster::{Lease, Progress};
 use coordinator::log::{Phase, Record, State};
 use coordinator::queue::{Call, Claim, Gate};
 use engine::ids::{CallId, KeyId, SessionId};
@@ -45,10 +45,10 @@ pub(super) async fn serve(app: Arc<App>, lease: Lease) {
             Ok(None) => {}
             Err((held, error)) => {
                 tracing::error!(%session, error = %error, "the session cannot be served just now");
-                held.refuse_all(&RpcError::internal());
+                held.refuse_all(&RpcError::internal()).await;
                 let stop = held.stop.clone();
                 tokio::select! {
-                    () = tokio::time::sleep(RETRY) => lease = held.release().err(),
+                    () = tokio::time::sleep(RETRY) => lease = held.release().await.err(),
                     () = stop.cancelled() => {}
                     () = app.stop.cancelled() => {}
                 }
@@ -66,13 +66,17 @@ async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted
         let row = match app.log.row(session).await {
             Ok(row) => row,
             Err(Error::NotFound) => {
-                lease.refuse_all(&RpcError::new(-32000, "session no longer exists"));
+                lease.refuse_all(&RpcError::new(-32000, "session no longer exists")).await;
                 return Ok(None);
             }
             Err(error) => return Err((lease, error)),
         };
         if row.state != State::Open {
-            lease.refuse_all(&RpcError::not_open(row.state.shown()));
+            lease.refuse_all(&RpcError::not_open(row.state.shown())).await;
+            return Ok(None);
+        }
+        // Between reading the epoch and moving it on: a node that froze here has lost its lease, and pushes nobody away.
+        if !lease.confirm().await {
             return Ok(None);
         }
         let row = match app.log.take(session, row.epoch).await {
@@ -107,32 +111,44 @@ impl Owner {
             match self.carry_on(call, takeovers).await {
                 Ended::Served => {}
                 Ended::Reload => return Some(self.lease),
-                Ended::Stop => return None,
+                Ended::Stop => return self.stopped(),
             }
         }
         loop {
-            if self.app.stop.is_cancelled() || self.lease.stop.is_cancelled() {
+            if self.lease.stop.is_cancelled() || self.lease.lost.is_cancelled() {
                 return None;
             }
-            match self.lease.claim(self.gate()) {
+            if self.app.stop.is_cancelled() {
+                self.lease.hand_over();
+                return None;
+            }
+            match self.lease.claim(self.gate()).await {
                 Claim::Run(call) => match self.serve_call(call).await {
                     Ended::Served => {}
                     Ended::Reload => return Some(self.lease),
-                    Ended::Stop => return None,
+                    Ended::Stop => return self.stopped(),
                 },
                 Claim::Refuse(calls) => {
                     let error = "turn in progress: resolve the paused turn before compacting";
                     for call in calls {
-                        self.lease.refuse(call, RpcError::new(-32020, error));
+                        self.lease.tell(call, Progress::Refused(RpcError::new(-32020, error))).await;
                     }
                 }
                 Claim::Wait => {
                     if self.wait().await {
-                        return self.lease.release().err();
+                        return self.lease.release().await.err();
                     }
                 }
             }
         }
+    }
+
+    /// What is left of a session that is served no more: a node that ends leaves it to another at once.
+    fn stopped(self) -> Option<Lease> {
+        if self.app.halt.is_cancelled() {
+            self.lease.hand_over();
+        }
+        None
     }
 
     fn gate(&self) -> Gate {
@@ -145,7 +161,7 @@ impl Owner {
 
     /// Waits for something to do; says whether it is time to let go.
     async fn wait(&mut self) -> bool {
-        let wanted = self.lease.wanted();
+        let wanted = self.lease.wanted().await;
         let warm = if self.app.too_warm(self.turn.bytes()) { Duration::ZERO } else { KEEP_WARM };
         let deadline = match self.pause {
             Pause::Until(_, at) if wanted => at,
@@ -155,6 +171,7 @@ impl Owner {
         let expired = tokio::select! {
             () = self.lease.woken() => false,
             () = self.lease.stop.cancelled() => false,
+            () = self.lease.lost.cancelled() => false,
             () = self.app.stop.cancelled() => false,
             () = tokio::time::sleep_until(deadline) => true,
         };
@@ -201,28 +218,28 @@ impl Owner {
         let record = match self.app.log.record(self.session, call.key).await {
             Ok(record) => record,
             Err(Error::NotFound) => {
-                return self.refuse(call.id, RpcError::new(-32000, "session no longer exists"));
+                return self.refuse(call.id, RpcError::new(-32000, "session no longer exists")).await;
             }
             Err(error) => {
                 tracing::error!(session = %self.session, error = %error, "a call could not be started");
-                return self.refuse(call.id, RpcError::internal());
+                return self.refuse(call.id, RpcError::internal()).await;
             }
         };
         let deleted = record.deleted;
         let ctx = context(&self.app, record);
         let first = match (&call.opening, deleted) {
-            (Opening::Compact(_), true) => return self.refuse(call.id, RpcError::profile_unavailable()),
+            (Opening::Compact(_), true) => return self.refuse(call.id, RpcError::profile_unavailable()).await,
             (Opening::Message(_), true) => Some(self.turn.profile_unavailable(&ctx, call.key)),
             (opening, false) => match self.turn.open(&ctx, opening, call.key, gate) {
                 Ok(()) => None,
-                Err(error) => return self.refuse(call.id, error),
+                Err(error) => return self.refuse(call.id, error).await,
             },
         };
         self.drive(call.id, ctx, Some(Open { call, gate, first })).await
     }
 
-    fn refuse(&self, call: CallId, error: RpcError) -> Ended {
-        self.lease.tell(call, Progress::Refused(error));
+    async fn refuse(&self, call: CallId, error: RpcError) -> Ended {
+        self.lease.tell(call, Progress::Refused(error)).await;
         Ended::Served
     }
 }

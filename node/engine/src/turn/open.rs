@@ -10,10 +10,11 @@ use crate::outcome::Outcome;
 use crate::params::SendMessage;
 use crate::round::Merged;
 use crate::rpc::RpcError;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 /// What a call asks for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Opening {
     /// `session.sendMessage`.
     Message(SendMessage),

@@ -1,0 +1,107 @@
+//! The database, whichever it is: reads, and writes that no client can interrupt.
+
+use crate::Error;
+use crate::postgres::{Postgres, PostgresSettings};
+use crate::sql::{Connection, PgOn, Query, Sql, SqliteOn};
+use crate::sqlite::Sqlite;
+use futures_util::future::BoxFuture;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The database, open. Clones share it.
+#[derive(Clone)]
+pub struct Db(Engine);
+
+#[derive(Clone)]
+pub(crate) enum Engine {
+    Sqlite(Sqlite),
+    Postgres(Arc<Postgres>),
+}
+
+impl Db {
+    /// Opens (makes, if it is missing) the SQLite file, brings its schema up to date and starts the writer.
+    ///
+    /// # Errors
+    /// `Unusable` with what to change, when the file cannot be opened or another process uses it.
+    pub async fn open(path: &Path) -> Result<Db, Error> {
+        Sqlite::open(path).await.map(|sqlite| Db(Engine::Sqlite(sqlite)))
+    }
+
+    /// Connects to a Postgres database and brings its schema up to date.
+    ///
+    /// # Errors
+    /// `Unusable` with what to change, when it cannot be reached or used.
+    pub async fn connect(settings: &PostgresSettings) -> Result<Db, Error> {
+        Postgres::connect(settings).await.map(|postgres| Db(Engine::Postgres(postgres)))
+    }
+
+    /// Claims the database for this process alone: for a node that shares nothing else with other nodes. An SQLite file is
+    /// claimed by opening it; on Postgres an advisory lock tells.
+    ///
+    /// # Errors
+    /// `Unusable` when another node has it.
+    pub async fn lock_single_node(&self) -> Result<(), Error> {
+        match &self.0 {
+            Engine::Sqlite(_) => Ok(()),
+            Engine::Postgres(postgres) => postgres.lock_single_node().await,
+        }
+    }
+
+    /// Waits for the writes that were accepted and closes the database, for all clones.
+    pub async fn close(&self) {
+        match &self.0 {
+            Engine::Sqlite(sqlite) => sqlite.close().await,
+            Engine::Postgres(postgres) => postgres.close().await,
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0
+    }
+
+    /// Whether a statement has to bound its own answer.
+    pub(crate) fn is_postgres(&self) -> bool {
+        matches!(self.0, Engine::Postgres(_))
+    }
+
+    /// A statement that only reads.
+    pub(crate) fn read(&self, sql: &Sql) -> Query<'_> {
+        match &self.0 {
+            Engine::Sqlite(sqlite) => Query::Sqlite(sqlx::query(sql.sqlite), SqliteOn::Readers(sqlite.readers())),
+            Engine::Postgres(postgres) => Query::Postgres(sqlx::query(sql.postgres), PgOn::Pool(postgres.pool())),
+        }
+    }
+
+    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the commit
+    /// `then` runs, whether or not the caller still waits.
+    ///
+    /// # Errors
+    /// Whatever `work` returned, or the failure of the commit; `Unknown` if the connection broke at the commit.
+    pub(crate) async fn write<T, W, A>(&self, work: W, then: A) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+        A: FnOnce(&T) + Send + 'static,
+    {
+        match &self.0 {
+            Engine::Sqlite(sqlite) => sqlite.write(work, then).await,
+            Engine::Postgres(postgres) => postgres.write(false, work, then).await,
+        }
+    }
+
+    /// The same for work that writes with one statement at most: on Postgres that statement is its own transaction.
+    ///
+    /// # Errors
+    /// Whatever `work` returned; `Unknown` if the connection broke after a statement was sent.
+    pub(crate) async fn write_one<T, W, A>(&self, work: W, then: A) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+        A: FnOnce(&T) + Send + 'static,
+    {
+        match &self.0 {
+            Engine::Sqlite(sqlite) => sqlite.write(work, then).await,
+            Engine::Postgres(postgres) => postgres.write(true, work, then).await,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! An append step by step, inside a write transaction.
+
+use super::{Append, Side, refusal};
+use crate::Error;
+use crate::sql::{Connection, Sql, sql};
+use engine::event::{Event, NewEvent, Payload};
+use engine::ids::{CallId, KeyId, SessionId};
+use engine::request::Chain;
+use engine::turn::Gate;
+use std::sync::Arc;
+
+/// The update of a turn's append, with the condition of its kind.
+macro_rules! update {
+    ($($condition:tt),+) => {
+        sql!(
+            "UPDATE sessions SET head = head + $3, phase = $5, state = $6, call = $4, owner = $7, deadline = ",
+            now,
+            " + $8, takeovers = 0, handed_over = 0 WHERE id = $1 AND epoch = $2 AND state = 'open' AND ",
+            $($condition,)+
+            " RETURNING head, ",
+            now,
+            " AS now"
+        )
+    };
+}
+
+const GO_ON: Sql = update!("phase = 'running' AND call = $4");
+const OPEN_FREE: Sql = update!("phase = 'idle'");
+const OPEN_OWN: Sql = update!("phase = 'paused' AND owner = $9");
+const OPEN_EXPIRED: Sql = update!("phase = 'paused' AND deadline <= ", now);
+const FREE: Sql =
+    sql!("UPDATE sessions SET head = head + $2 WHERE id = $1 AND state = 'open' RETURNING head, ", now, " AS now");
+const REGISTER: Sql =
+    sql!("UPDATE clients SET driver_since = ", now, " WHERE session = $1 AND client_key = $2 AND driver_since IS NULL");
+const STATE: Sql = sql!("SELECT state, epoch FROM sessions WHERE id = $1");
+const OPEN_CALL: Sql = sql!(
+    "INSERT INTO calls (id, session, client_key, idempotency_key, params_digest, traceparent, first_event, created_at) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+);
+const END_CALL: Sql = sql!("UPDATE calls SET last_event = $2, outcome = $3 WHERE id = $1");
+const ADD_EVENT: Sql = sql!(
+    "INSERT INTO events (id, session, number, epoch, call, client_key, kind, from_client, payload, created_at) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+);
+
+/// A turn's append.
+pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<Event>>, Error> {
+    let (phase, state, outcome, pause) = append.next.columns();
+    let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
+    let gate = append.open.as_ref().map(|open| open.gate);
+    let update = match gate {
+        None => &GO_ON,
+        Some(Gate::Free) => &OPEN_FREE,
+        Some(Gate::Own) => &OPEN_OWN,
+        Some(Gate::Expired) => &OPEN_EXPIRED,
+    };
+    let update = c
+        .query(update)
+        .bind(append.session.0.as_slice())
+        .bind(append.epoch)
+        .bind(append.events.len() as i64)
+        .bind(append.call.0.as_slice())
+        .bind(phase)
+        .bind(state)
+        .bind(pause.map(|_| key.0.to_vec()))
+        .bind(pause);
+    let update = match &append.open {
+        Some(open) if gate == Some(Gate::Own) => update.bind(open.key.0.as_slice()),
+        Some(_) | None => update,
+    };
+    let row = update.optional().await?;
+    let Some(row) = row else { return Err(refused(c, append.session, Some(append.epoch)).await?) };
+    let (head, now): (i64, i64) = (row.get("head")?, row.get("now")?);
+    let first = head - append.events.len() as i64 + 1;
+    if let Some(open) = &append.open {
+        let (idempotency, digest) = open.idempotency.as_ref().map(|(key, digest)| (key, digest.to_vec())).unzip();
+        c.query(&OPEN_CALL)
+            .bind(append.call.0.as_slice())
+            .bind(append.session.0.as_slice())
+            .bind(open.key.0.as_slice())
+            .bind(idempotency)
+            .bind(digest)
+            .bind(&open.traceparent)
+            .bind(first)
+            .bind(now)
+            .execute()
+            .await?;
+    }
+    let inserted = Inserted { session: append.session, epoch: Some(append.epoch), call: Some(append.call), first, now };
+    let events = insert(c, inserted, &append.events, append.chain.as_ref()).await?;
+    if let Some(outcome) = outcome {
+        c.query(&END_CALL)
+            .bind(append.call.0.as_slice())
+            .bind(head)
+            .bind(engine::json::encode(outcome).get())
+            .execute()
+            .await?;
+    }
+    Ok(events)
+}
+
+/// An append that is no part of a turn.
+pub(super) async fn free(
+    c: &mut Connection,
+    session: SessionId,
+    key: KeyId,
+    events: &[NewEvent],
+    side: &Side,
+) -> Result<Vec<Arc<Event>>, Error> {
+    if matches!(side, Side::Register) && !register(c, session, key).await? {
+        return Ok(Vec::new());
+    }
+    let row = c.query(&FREE).bind(session.0.as_slice()).bind(events.len() as i64).optional().await?;
+    let Some(row) = row else { return Err(refused(c, session, None).await?) };
+    let (head, now): (i64, i64) = (row.get("head")?, row.get("now")?);
+    if let Side::Join { declarations, digest } = side {
+        crate::log::lifecycle::add_client(c, session, key, declarations, digest, now).await?;
+    }
+    let inserted = Inserted { session, epoch: None, call: None, first: head - events.len() as i64 + 1, now };
+    insert(c, inserted, events, None).await
+}
+
+/// Whether this is the client's first registration.
+async fn register(c: &mut Connection, session: SessionId, key: KeyId) -> Result<bool, Error> {
+    let done = c.query(&REGISTER).bind(session.0.as_slice()).bind(key.0.as_slice()).execute().await?;
+    Ok(done > 0)
+}
+
+/// Where events go.
+#[derive(Clone, Copy)]
+pub(in crate::log) struct Inserted {
+    pub session: SessionId,
+    pub epoch: Option<i64>,
+    pub call: Option<CallId>,
+    pub first: i64,
+    pub now: i64,
+}
+
+impl Inserted {
+    /// An event that went there.
+    pub fn committed(&self, number: i64, event: NewEvent) -> Arc<Event> {
+        let (session, call, created_at) = (self.session, self.call, self.now);
+        Arc::new(Event { number: number as u64, session, call, created_at, event })
+    }
+}
+
+/// Inserts events behind the head that was just moved.
+pub(in crate::log) async fn insert(
+    c: &mut Connection,
+    to: Inserted,
+    events: &[NewEvent],
+    chain: Option<&Chain>,
+) -> Result<Vec<Arc<Event>>, Error> {
+    let mut committed = Vec::with_capacity(events.len());
+    for (number, event) in (to.first..).zip(events) {
+        let stored;
+        let payload = match &event.payload {
+            Payload::Json(raw) => raw.get(),
+            Payload::Request(request) => {
+                stored = request.store(chain);
+                &stored
+            }
+        };
+        c.query(&ADD_EVENT)
+            .bind(event.id.0.as_slice())
+            .bind(to.session.0.as_slice())
+            .bind(number)
+            .bind(to.epoch)
+            .bind(to.call.map(|call| call.0.to_vec()))
+            .bind(event.key.0.as_slice())
+            .bind(event.kind.as_str())
+            .bind(event.from_client)
+            .bind(payload)
+            .bind(to.now)
+            .execute()
+            .await?;
+        committed.push(to.committed(number, event.clone()));
+    }
+    Ok(committed)
+}
+
+async fn refused(c: &mut Connection, session: SessionId, epoch: Option<i64>) -> Result<Error, Error> {
+    refusal(c.query(&STATE).bind(session.0.as_slice()).optional().await?, epoch)
+}

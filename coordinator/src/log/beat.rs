@@ -1,0 +1,60 @@
+//! What a cluster asks of the database: whether it lives, and how far watched sessions are.
+
+use super::{Id, Log, State};
+use crate::Error;
+use crate::sql::{Sql, sql};
+use engine::ids::SessionId;
+use std::time::Duration;
+
+/// Sessions of one comparison.
+const BATCH: usize = 500;
+
+const BEAT: Sql = sql!(
+    "INSERT INTO cluster (one, beat_at) VALUES (1, ",
+    now,
+    ") ON CONFLICT (one) DO UPDATE SET beat_at = excluded.beat_at"
+);
+const AGE: Sql = sql!("SELECT ", now, " - beat_at AS age FROM cluster");
+const HEADS: Sql = Sql {
+    sqlite: "SELECT id, head, state FROM sessions WHERE id IN (SELECT unhex(value) FROM json_each($1))",
+    postgres: "SELECT id, head, state FROM sessions \
+               WHERE id IN (SELECT decode(value, 'hex') FROM json_array_elements_text($1::json))",
+};
+
+impl Log {
+    /// Notes that a node of this cluster lives.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn beat(&self) -> Result<(), Error> {
+        self.db.write_one(|c| Box::pin(async move { c.query(&BEAT).execute().await.map(drop) }), |()| ()).await
+    }
+
+    /// Whether a node of this cluster lived within that time.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn others_alive(&self, within: Duration) -> Result<bool, Error> {
+        let row = self.db.read(&AGE).optional().await?;
+        let age: Option<i64> = row.map(|row| row.get("age")).transpose()?;
+        Ok(age.is_some_and(|age| age < within.as_millis() as i64))
+    }
+
+    /// Moves the feeds of these sessions to where their logs are.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(crate) async fn reconcile(&self, sessions: &[SessionId]) -> Result<(), Error> {
+        for batch in sessions.chunks(BATCH) {
+            let ids: Vec<String> =
+                batch.iter().map(|session| session.to_string().split_off(SessionId::PREFIX.len())).collect();
+            let ids = engine::json::encode(&ids).get().to_owned();
+            for row in self.db.read(&HEADS).bind(ids).all().await? {
+                let (head, state): (i64, &str) = (row.get("head")?, row.get("state")?);
+                let ended = matches!(State::parse(state)?, State::Closed | State::Error);
+                self.feeds.advance(SessionId::read(&row, "id")?, head as u64, ended);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! Sessions' rows, written: made, joined, owned, closed.
+
+use super::append::stepwise::{Inserted, insert};
+use super::sessions::VERSION;
+use super::{Id, Log, Row, State};
+use crate::Error;
+use crate::sql::{Connection, Sql, sql};
+use engine::event::{Event, EventType, NewEvent};
+use engine::ids::{EventId, KeyId, ProfileId, SessionId};
+use engine::open::Compaction;
+use engine::toolbox::McpTool;
+use std::sync::Arc;
+
+/// A session to be made.
+#[derive(Debug, Clone)]
+pub struct NewSession {
+    /// Its id.
+    pub id: SessionId,
+    /// Its profile.
+    pub profile: ProfileId,
+    /// Who opens it.
+    pub key: KeyId,
+    /// `Open`, or `Error` for one that only records why it could not be opened.
+    pub state: State,
+    /// The client's version.
+    pub client_version: Option<String>,
+    /// The session's setting.
+    pub compaction: Compaction,
+    /// What its MCP servers offer.
+    pub mcp_tools: Vec<McpTool>,
+    /// Stored declarations of the opener.
+    pub declarations: String,
+    /// Digest of the opener's session key; none where none is issued.
+    pub digest: Option<[u8; 32]>,
+    /// The first event.
+    pub event: NewEvent,
+}
+
+const TAKE: Sql = sql!(
+    "UPDATE sessions SET epoch = epoch + 1, \
+     takeovers = takeovers + CASE WHEN phase = 'running' AND handed_over = 0 THEN 1 ELSE 0 END, handed_over = 0 \
+     WHERE id = $1 AND epoch = $2 AND state = 'open' \
+     RETURNING state, epoch, head, phase, call, owner, deadline, takeovers, version, ",
+    now,
+    " AS now"
+);
+const DECLARE: Sql = sql!(
+    "UPDATE clients SET declarations = $3 WHERE session = $1 AND client_key = $2 \
+     AND EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND state = 'open')"
+);
+const HAND_OVER: Sql = sql!("UPDATE sessions SET handed_over = 1 WHERE id = $1 AND epoch = $2");
+const BEGIN_CLOSE: Sql = sql!(
+    "UPDATE sessions SET state = 'closing', epoch = epoch + 1, closing_by = $2, closing_reason = $3 \
+     WHERE id = $1 AND state = 'open'"
+);
+const FINISH_CLOSE: Sql = sql!(
+    "UPDATE sessions SET state = 'closed', phase = 'idle', owner = NULL, deadline = NULL, head = head + 1, closed_at = ",
+    now,
+    " WHERE id = $1 AND state = 'closing' RETURNING head, closed_at, closing_by, closing_reason"
+);
+const STATE: Sql = sql!("SELECT state FROM sessions WHERE id = $1");
+const CREATE: Sql = sql!(
+    "INSERT INTO sessions (id, profile, state, head, version, client_version, compaction, mcp_tools, created_at) \
+     VALUES ($1, $2, $3, 1, $4, $5, $6, $7, ",
+    now,
+    ") RETURNING created_at"
+);
+const ADD_CLIENT: Sql = sql!(
+    "INSERT INTO clients (session, client_key, declarations) VALUES ($1, $2, $3) \
+     ON CONFLICT (session, client_key) DO UPDATE SET declarations = excluded.declarations"
+);
+const ADD_KEY: Sql = sql!("INSERT INTO session_keys (digest, session, client_key, created_at) VALUES ($1, $2, $3, $4)");
+const EXPIRE: Sql = sql!("UPDATE sessions SET deadline = 0 WHERE phase = 'paused' AND owner = $1 AND state = 'open'");
+const LEFT_BEHIND: Sql = sql!(
+    "SELECT DISTINCT s.id, EXISTS (SELECT 1 FROM session_keys o JOIN client_keys k ON k.id = o.client_key \
+     WHERE o.session = s.id AND k.revoked_at IS NULL AND k.id <> $1) AS shared \
+     FROM session_keys mine JOIN sessions s ON s.id = mine.session WHERE mine.client_key = $1 AND s.state = 'open'"
+);
+
+impl Log {
+    /// Makes a session with its first event.
+    ///
+    /// # Errors
+    /// `Unavailable` with nothing applied.
+    pub async fn create(&self, session: NewSession) -> Result<Vec<Arc<Event>>, Error> {
+        self.db.write(move |c| Box::pin(async move { create(c, &session).await }), |_: &Vec<Arc<Event>>| ()).await
+    }
+
+    /// Replaces what a client declared.
+    ///
+    /// # Errors
+    /// `NotOpen`; `Unavailable` with nothing applied.
+    pub async fn declare(&self, session: SessionId, key: KeyId, declarations: String) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(async move {
+                        let done = c
+                            .query(&DECLARE)
+                            .bind(session.0.as_slice())
+                            .bind(key.0.as_slice())
+                            .bind(declarations)
+                            .execute()
+                            .await?;
+                        match done {
+                            0 => Err(Error::NotOpen(state(c, session).await?.shown())),
+                            _ => Ok(()),
+                        }
+                    })
+                },
+                |()| (),
+            )
+            .await
+    }
+
+    /// Becomes the session's owner: the epoch moves on, if it is still the one seen.
+    ///
+    /// # Errors
+    /// `Fenced` when somebody else was faster or the session is not open any more.
+    pub async fn take(&self, session: SessionId, seen: i64) -> Result<Row, Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(async move {
+                        let row = c.query(&TAKE).bind(session.0.as_slice()).bind(seen).optional().await?;
+                        Row::read(&row.ok_or(Error::Fenced)?)
+                    })
+                },
+                |_| (),
+            )
+            .await
+    }
+
+    /// The owner leaves the running call to the next one on purpose: that takeover will not count as a crash.
+    ///
+    /// # Errors
+    /// `Unavailable` with nothing applied.
+    pub async fn hand_over(&self, session: SessionId, epoch: i64) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(async move {
+                        c.query(&HAND_OVER).bind(session.0.as_slice()).bind(epoch).execute().await?;
+                        Ok(())
+                    })
+                },
+                |()| (),
+            )
+            .await
+    }
+
+    /// The first step of closing: from here on nothing starts and the old owner is fenced off (architecture, I9).
+    ///
+    /// # Errors
+    /// `NotOpen` when it is closed, closing or failed already.
+    pub async fn begin_close(&self, session: SessionId, by: KeyId, reason: &'static str) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(async move {
+                        let done = c
+                            .query(&BEGIN_CLOSE)
+                            .bind(session.0.as_slice())
+                            .bind(by.0.as_slice())
+                            .bind(reason)
+                            .execute()
+                            .await?;
+                        match done {
+                            0 => Err(Error::NotOpen(state(c, session).await?.shown())),
+                            _ => Ok(()),
+                        }
+                    })
+                },
+                |()| (),
+            )
+            .await
+    }
+
+    /// The last step of closing: `session.close` ends the log. Does nothing if that was done already.
+    ///
+    /// # Errors
+    /// `Unavailable` with nothing applied.
+    pub async fn finish_close(&self, session: SessionId, event: EventId) -> Result<(), Error> {
+        let feeds = Arc::clone(&self.feeds);
+        self.db
+            .write(
+                move |c| Box::pin(async move { finish_close(c, session, event).await }),
+                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, true, None),
+            )
+            .await
+            .map(drop)
+    }
+
+    /// What a revoked key leaves behind: its pauses count as expired from now on. Returns the open sessions it had a key
+    /// for, and whether an active key of another client remains on each.
+    ///
+    /// # Errors
+    /// `Unavailable` with nothing applied.
+    pub async fn forsake(&self, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
+        self.db.write(move |c| Box::pin(async move { forsake(c, key).await }), |_| ()).await
+    }
+}
+
+async fn state(c: &mut Connection, session: SessionId) -> Result<State, Error> {
+    let row = c.query(&STATE).bind(session.0.as_slice()).optional().await?.ok_or(Error::NotFound)?;
+    State::parse(row.get("state")?)
+}
+
+async fn create(c: &mut Connection, new: &NewSession) -> Result<Vec<Arc<Event>>, Error> {
+    let row = c
+        .query(&CREATE)
+        .bind(new.id.0.as_slice())
+        .bind(new.profile.0.as_slice())
+        .bind(new.state.shown())
+        .bind(VERSION)
+        .bind(&new.client_version)
+        .bind(engine::json::encode(&new.compaction).get())
+        .bind(engine::json::encode(&new.mcp_tools).get())
+        .one()
+        .await?;
+    let now = row.get("created_at")?;
+    if let Some(digest) = &new.digest {
+        add_client(c, new.id, new.key, &new.declarations, digest, now).await?;
+    }
+    let to = Inserted { session: new.id, epoch: None, call: None, first: 1, now };
+    insert(c, to, std::slice::from_ref(&new.event), None).await
+}
+
+/// A client comes in: its declarations replace what it had declared before, its earlier session keys stay valid.
+pub(super) async fn add_client(
+    c: &mut Connection,
+    session: SessionId,
+    key: KeyId,
+    declarations: &str,
+    digest: &[u8; 32],
+    now: i64,
+) -> Result<(), Error> {
+    c.query(&ADD_CLIENT).bind(session.0.as_slice()).bind(key.0.as_slice()).bind(declarations).execute().await?;
+    c.query(&ADD_KEY)
+        .bind(digest.as_slice())
+        .bind(session.0.as_slice())
+        .bind(key.0.as_slice())
+        .bind(now)
+        .execute()
+        .await?;
+    Ok(())
+}
+
+async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Result<Vec<Arc<Event>>, Error> {
+    let row = c.query(&FINISH_CLOSE).bind(session.0.as_slice()).optional().await?;
+    let Some(row) = row else { return Ok(Vec::new()) };
+    let reason: String = row.get("closing_reason")?;
+    let key = KeyId::read(&row, "closing_by")?;
+    let event = NewEvent::new(id, key, EventType::SessionClose, &serde_json::json!({"reason": reason}));
+    let (head, now) = (row.get("head")?, row.get("closed_at")?);
+    let to = Inserted { session, epoch: None, call: None, first: head, now };
+    insert(c, to, &[event], None).await
+}
+
+async fn forsake(c: &mut Connection, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
+    c.query(&EXPIRE).bind(key.0.as_slice()).execute().await?;
+    let rows = c.query(&LEFT_BEHIND).bind(key.0.as_slice()).all().await?;
+    rows.iter().map(|row| Ok((SessionId::read(row, "id")?, row.get("shared")?))).collect()
+}

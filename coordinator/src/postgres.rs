@@ -1,0 +1,218 @@
+//! The Postgres database: a pool of connections, writes in tasks of their own, appends that share round trips.
+//!
+//! Whatever a client does, a write that was begun runs to its end here, its answer is awaited, and what follows its commit
+//! runs. A connection goes back to the pool only after its answer came whole, so nobody borrows another's transaction.
+
+mod append;
+pub(crate) mod failure;
+mod flush;
+mod pool;
+mod single;
+
+pub(crate) use append::{Entry, Turn, Written};
+pub(crate) use pool::{Pool, limited};
+
+use crate::Error;
+use crate::sql::Connection;
+use flush::Flush;
+use futures_util::future::BoxFuture;
+use pool::Lent;
+use single::Claim;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::task::TaskTracker;
+
+/// What an answer may take beyond the statement's own limit.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long closing waits for what runs.
+const CLOSE: Duration = Duration::from_secs(15);
+/// How long another node's migration is waited for.
+const MIGRATE: Duration = Duration::from_secs(120);
+
+/// How to reach a Postgres database.
+#[derive(Clone)]
+pub struct PostgresSettings {
+    /// `postgres://user:password@host:port/database?sslmode=…`; a secret.
+    pub url: String,
+    /// Connections of this process at most.
+    pub max_connections: u32,
+    /// How long an operation waits for a connection.
+    pub acquire_timeout: Duration,
+    /// The longest statement.
+    pub statement_timeout: Duration,
+    /// The longest wait for a lock.
+    pub lock_timeout: Duration,
+}
+
+impl PostgresSettings {
+    /// The usual limits.
+    pub fn new(url: String) -> Self {
+        Self {
+            url,
+            max_connections: 20,
+            acquire_timeout: Duration::from_secs(3),
+            statement_timeout: Duration::from_secs(10),
+            lock_timeout: Duration::from_secs(5),
+        }
+    }
+
+    fn options(&self) -> Result<PgConnectOptions, Error> {
+        // The parser's own message may repeat the password.
+        let options = PgConnectOptions::from_str(&self.url).map_err(|_| {
+            Error::Unusable("the database URL is not of the form postgres://user:password@host:port/database".into())
+        })?;
+        Ok(options.application_name("baesrv").disable_statement_logging())
+    }
+
+    fn limits(&self) -> [(&'static str, String); 5] {
+        [
+            ("statement_timeout", self.statement_timeout.as_millis().to_string()),
+            ("lock_timeout", self.lock_timeout.as_millis().to_string()),
+            ("idle_in_transaction_session_timeout", self.statement_timeout.as_millis().to_string()),
+            // Whatever the server's default is: committed means on disk.
+            ("synchronous_commit", "on".to_owned()),
+            // Everything is looked up through an index. A plan that was made while a table was small is kept for long.
+            ("enable_seqscan", "off".to_owned()),
+        ]
+    }
+}
+
+impl fmt::Debug for PostgresSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresSettings").field("max_connections", &self.max_connections).finish_non_exhaustive()
+    }
+}
+
+/// The database, connected.
+pub(crate) struct Postgres {
+    pool: Arc<Pool>,
+    flush: Arc<Flush>,
+    /// Writes that run, which closing waits for.
+    tasks: TaskTracker,
+    claim: Claim,
+}
+
+impl Postgres {
+    pub async fn connect(settings: &PostgresSettings) -> Result<Arc<Self>, Error> {
+        let options = settings.options()?;
+        let unusable = |what: &str, error: &dyn fmt::Display| {
+            Error::Unusable(format!(
+                "cannot {what} the Postgres database at {}:{}: {error}; check BAE_DATABASE_URL",
+                options.get_host(),
+                options.get_port()
+            ))
+        };
+        // Migrations take as long as they take; only the pool's connections are limited.
+        let mut connection =
+            limited(settings.acquire_timeout, options.connect()).await.map_err(|e| unusable("reach", &e))?;
+        let mut migrations = sqlx::migrate!("../migrations/postgres");
+        // During an upgrade a node of the older version may start on what a newer one has migrated.
+        migrations.set_ignore_missing(true);
+        match tokio::time::timeout(MIGRATE, migrations.run(&mut connection)).await {
+            Ok(migrated) => migrated.map_err(|e| unusable("migrate", &e))?,
+            Err(late) => return Err(unusable("migrate", &late)),
+        }
+        limited(settings.acquire_timeout, connection.close()).await.map_err(|e| unusable("migrate", &e))?;
+        let pool = Pool::new(
+            options.clone().options(settings.limits()),
+            settings.max_connections.max(2),
+            settings.acquire_timeout,
+            settings.statement_timeout + GRACE,
+        );
+        let flush = Flush::new(Arc::clone(&pool), settings.max_connections as usize / 2, settings.statement_timeout);
+        Ok(Arc::new(Self {
+            pool,
+            flush,
+            tasks: TaskTracker::new(),
+            claim: Claim::new(options, settings.acquire_timeout),
+        }))
+    }
+
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    pub async fn lock_single_node(&self) -> Result<(), Error> {
+        self.claim.take().await
+    }
+
+    /// Runs a write in a task of its own; `alone`: without a transaction around it.
+    pub async fn write<T, W, A>(&self, alone: bool, work: W, then: A) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
+        A: FnOnce(&T) + Send + 'static,
+    {
+        let pool = Arc::clone(&self.pool);
+        let run = async move {
+            let value = transact(&pool, alone, work).await?;
+            then(&value);
+            Ok(value)
+        };
+        self.spawn(run).await
+    }
+
+    /// Runs an append to its end, whatever that takes, and then `then`.
+    pub async fn append<T, A>(&self, entry: Entry, then: A) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        A: FnOnce(Written) -> T + Send + 'static,
+    {
+        let flush = Arc::clone(&self.flush);
+        let run = async move { flush.append(Arc::new(entry)).await.map(then) };
+        self.spawn(run).await
+    }
+
+    async fn spawn<T: Send + 'static>(
+        &self,
+        run: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        if self.tasks.is_closed() {
+            return Err(Error::Unavailable(sqlx::Error::PoolClosed));
+        }
+        self.tasks.spawn(run).await.unwrap_or(Err(Error::Unknown))
+    }
+
+    pub async fn close(&self) {
+        self.tasks.close();
+        if tokio::time::timeout(CLOSE, self.tasks.wait()).await.is_err() {
+            tracing::warn!(running = self.tasks.len(), "writes still run at the end; their outcome is unknown");
+        }
+        self.claim.release().await;
+        self.pool.close().await;
+    }
+}
+
+async fn transact<T, W>(pool: &Arc<Pool>, alone: bool, work: W) -> Result<T, Error>
+where
+    W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>>,
+{
+    let Lent { connection, slot } = pool.lend().await?;
+    let mut connection = Connection::Postgres { connection, alone, limit: pool.limit() };
+    if !alone && let Err(error) = connection.command("BEGIN").await {
+        slot.give_up();
+        return Err(Error::Unavailable(error));
+    }
+    let result = work(&mut connection).await;
+    let usable = match &result {
+        Ok(_) if alone => true,
+        Err(Error::Unavailable(error) | Error::Failed(error)) if alone => failure::harmless(error),
+        // The others are answers.
+        Err(error) if alone => !matches!(error, Error::Unknown),
+        Ok(_) => {
+            connection.command("COMMIT").await.map_err(failure::of_write)?;
+            true
+        }
+        Err(_) => connection.command("ROLLBACK").await.is_ok(),
+    };
+    if usable && let Connection::Postgres { connection, .. } = connection {
+        slot.give_back(connection);
+    } else {
+        slot.give_up();
+    }
+    result
+}

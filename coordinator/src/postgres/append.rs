@@ -1,0 +1,191 @@
+//! The append: one statement for one session or for several.
+//!
+//! It moves each session's head under the conditions of its append and inserts call and events behind it, so it is applied
+//! as a whole or not at all, and a statement that comes late, or twice, meets conditions or unique ids that refuse it.
+
+use crate::log::CallRow;
+use crate::sql::word;
+use engine::event::{NewEvent, Payload};
+use engine::ids::{CallId, KeyId, SessionId};
+use engine::turn::Gate;
+use sqlx::Row as _;
+use sqlx::postgres::PgConnection;
+
+/// What is appended to one session.
+pub(crate) struct Entry {
+    pub session: SessionId,
+    /// Given where the events belong to a turn.
+    pub turn: Option<Turn>,
+    pub events: Vec<NewEvent>,
+    /// The stored form of each event that is a `provider.request`.
+    pub requests: Vec<Option<String>>,
+}
+
+/// What an append of a turn demands and changes.
+pub(crate) struct Turn {
+    pub epoch: i64,
+    pub call: CallId,
+    pub open: Option<CallRow>,
+    pub phase: &'static str,
+    pub state: &'static str,
+    /// Who keeps the gate, for how many milliseconds.
+    pub pause: Option<(KeyId, i64)>,
+    pub outcome: Option<String>,
+}
+
+/// Where the events of an append went.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    /// Number of the first.
+    pub first: i64,
+    /// The database's clock.
+    pub now: i64,
+}
+
+impl Entry {
+    fn payload(&self, index: usize) -> &str {
+        match (&self.events[index].payload, &self.requests[index]) {
+            (_, Some(stored)) => stored,
+            (Payload::Json(raw), None) => raw.get(),
+            (Payload::Request(_), None) => "",
+        }
+    }
+
+    /// Bytes of payload.
+    pub fn size(&self) -> usize {
+        (0..self.events.len()).map(|index| self.payload(index).len()).sum()
+    }
+}
+
+/// The conditions of an append, as the statement knows them.
+fn gate(turn: Option<&Turn>) -> i64 {
+    match turn.map(|turn| turn.open.as_ref().map(|open| open.gate)) {
+        None => 0,
+        Some(None) => 1,
+        Some(Some(Gate::Free)) => 2,
+        Some(Some(Gate::Own)) => 3,
+        Some(Some(Gate::Expired)) => 4,
+    }
+}
+
+/// Its conditions are written so that whatever the planner believes about the tables, a session's row is found by its id.
+/// `$lock` names the rows that may be updated, `$from` and `$only` join them.
+macro_rules! statement {
+    ($lock:literal, $from:literal, $only:literal) => {
+        concat!(
+            "WITH a AS (SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::text[], \
+             $7::text[], $8::bytea[], $9::bigint[], $10::text[], $11::bytea[], $12::text[], $13::bytea[], $14::text[]) \
+             WITH ORDINALITY AS a (session, n, epoch, gate, call, phase, state, owner, pause, outcome, client_key, \
+             idempotency_key, params_digest, traceparent, i)), ",
+            $lock,
+            "s AS (UPDATE sessions AS t SET head = t.head + a.n, \
+             phase = CASE a.gate WHEN 0 THEN t.phase ELSE a.phase END, \
+             state = CASE a.gate WHEN 0 THEN t.state ELSE a.state END, \
+             call = CASE a.gate WHEN 0 THEN t.call ELSE a.call END, \
+             owner = CASE a.gate WHEN 0 THEN t.owner ELSE a.owner END, \
+             deadline = CASE a.gate WHEN 0 THEN t.deadline ELSE ",
+            word!(postgres now),
+            " + a.pause END, \
+             takeovers = CASE a.gate WHEN 0 THEN t.takeovers ELSE 0 END, \
+             handed_over = CASE a.gate WHEN 0 THEN t.handed_over ELSE 0 END \
+             FROM a",
+            $from,
+            " WHERE t.id = ANY($1) AND t.id = a.session",
+            $only,
+            " AND CASE WHEN t.state <> 'open' THEN false \
+             WHEN a.gate = 0 THEN true \
+             WHEN t.epoch <> a.epoch THEN false \
+             ELSE CASE a.gate \
+             WHEN 1 THEN t.phase = 'running' AND t.call = a.call \
+             WHEN 2 THEN t.phase = 'idle' \
+             WHEN 3 THEN t.phase = 'paused' AND t.owner = a.client_key \
+             WHEN 4 THEN t.phase = 'paused' AND t.deadline <= ",
+            word!(postgres now),
+            " END END RETURNING a.*, t.head - a.n AS base, t.head, ",
+            word!(postgres now),
+            " AS now), \
+             c AS (INSERT INTO calls (id, session, client_key, idempotency_key, params_digest, traceparent, first_event, \
+             last_event, outcome, created_at) SELECT s.call, s.session, s.client_key, s.idempotency_key, s.params_digest, \
+             s.traceparent, s.base + 1, CASE WHEN s.outcome IS NOT NULL THEN s.head END, s.outcome, s.now \
+             FROM s WHERE s.gate > 1), \
+             d AS (UPDATE calls SET last_event = s.head, outcome = s.outcome FROM s \
+             WHERE calls.id = s.call AND s.gate = 1 AND s.outcome IS NOT NULL), \
+             e AS (INSERT INTO events (id, session, number, epoch, call, client_key, kind, from_client, payload, created_at) \
+             SELECT v.id, s.session, s.base + v.k, s.epoch, s.call, v.client_key, v.kind, v.from_client, v.payload, s.now \
+             FROM s JOIN unnest($15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[], $19::text[], $20::bool[], \
+             $21::text[]) AS v (i, k, id, client_key, kind, from_client, payload) ON v.i = s.i) \
+             SELECT i, base, now FROM s"
+        )
+    };
+}
+
+/// One session: waits for its row.
+const ONE: &str = statement!("", "", "");
+/// Several: rows are locked in the order of their ids, those that somebody else has locked are left out.
+const SEVERAL: &str = statement!(
+    "l AS (SELECT id FROM sessions WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED), ",
+    ", l",
+    " AND t.id = l.id"
+);
+
+/// Appends to sessions that are all different. Returns where the events of each went; none where its conditions do not hold
+/// or, of several, where its row was locked.
+pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<Vec<Option<Written>>, sqlx::Error> {
+    macro_rules! each {
+        (|$entry:ident| $value:expr) => {
+            entries.iter().map(|$entry| $value).collect::<Vec<_>>()
+        };
+    }
+    macro_rules! turns {
+        (|$turn:ident| $value:expr) => {
+            entries.iter().map(|entry| entry.turn.as_ref().and_then(|$turn| $value)).collect::<Vec<_>>()
+        };
+    }
+    macro_rules! opens {
+        (|$open:ident| $value:expr) => {
+            turns!(|turn| turn.open.as_ref().and_then(|$open| $value))
+        };
+    }
+    macro_rules! events {
+        (|$entry:ident, $owner:ident, $index:ident| $value:expr) => {
+            entries
+                .iter()
+                .enumerate()
+                .flat_map(|($owner, $entry)| (0..$entry.events.len()).map(move |$index| $value))
+                .collect::<Vec<_>>()
+        };
+    }
+    let sql = if entries.len() == 1 { ONE } else { SEVERAL };
+    let rows = sqlx::query(sql)
+        .bind(each!(|entry| entry.session.0.as_slice()))
+        .bind(each!(|entry| entry.events.len() as i64))
+        .bind(turns!(|turn| Some(turn.epoch)))
+        .bind(each!(|entry| gate(entry.turn.as_ref())))
+        .bind(turns!(|turn| Some(turn.call.0.as_slice())))
+        .bind(turns!(|turn| Some(turn.phase)))
+        .bind(turns!(|turn| Some(turn.state)))
+        .bind(turns!(|turn| turn.pause.as_ref().map(|(owner, _)| owner.0.as_slice())))
+        .bind(turns!(|turn| turn.pause.map(|(_, time)| time)))
+        .bind(turns!(|turn| turn.outcome.as_deref()))
+        .bind(opens!(|open| Some(open.key.0.as_slice())))
+        .bind(opens!(|open| open.idempotency.as_ref().map(|(name, _)| name.as_str())))
+        .bind(opens!(|open| open.idempotency.as_ref().map(|(_, digest)| digest.as_slice())))
+        .bind(opens!(|open| open.traceparent.as_deref()))
+        .bind(events!(|_entry, owner, _index| owner as i64 + 1))
+        .bind(events!(|_entry, _owner, index| index as i64 + 1))
+        .bind(events!(|entry, _owner, index| entry.events[index].id.0.as_slice()))
+        .bind(events!(|entry, _owner, index| entry.events[index].key.0.as_slice()))
+        .bind(events!(|entry, _owner, index| entry.events[index].kind.as_str()))
+        .bind(events!(|entry, _owner, index| entry.events[index].from_client))
+        .bind(events!(|entry, _owner, index| entry.payload(index)))
+        .fetch_all(c)
+        .await?;
+    let mut written = vec![None; entries.len()];
+    for row in rows {
+        let (i, base): (i64, i64) = (row.try_get("i")?, row.try_get("base")?);
+        let place = usize::try_from(i - 1).ok().and_then(|index| written.get_mut(index));
+        let place = place.ok_or_else(|| sqlx::Error::Protocol(format!("an append that was not asked for: {i}")))?;
+        *place = Some(Written { first: base + 1, now: row.try_get("now")? });
+    }
+    Ok(written)
+}

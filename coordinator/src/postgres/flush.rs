@@ -1,0 +1,253 @@
+//! Appends on their way: who waits, who shares a statement, and what became of those whose answer was lost.
+//!
+//! An append goes at once while fewer than so many statements are under way; those that come meanwhile wait and then share
+//! one. Of one session at most one append of this node is under way: the next would only wait for its row, with a connection
+//! in hand.
+
+use super::append::{Entry, Written, append};
+use super::failure;
+use super::pool::{Pool, limited};
+use crate::Error;
+use crate::log::refusal;
+use crate::sql::{PgOn, Query, Sql, sql};
+use engine::ids::SessionId;
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// Appends that share a statement at most.
+const BATCH: usize = 64;
+/// Bytes of payload beyond which a statement takes no further append.
+const BATCH_BYTES: usize = 1 << 20;
+/// Appends that wait at most; further ones are told that the database is not available.
+const WAITING: usize = 10_000;
+/// Statements under way at most.
+const STATEMENTS: usize = 8;
+/// Pauses between the repetitions of an append whose outcome is unknown.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+
+const LOOK: Sql = sql!("SELECT number, created_at FROM events WHERE id = $1 AND session = $2");
+const STATE: Sql = sql!("SELECT state, epoch FROM sessions WHERE id = $1");
+
+struct Job {
+    entry: Arc<Entry>,
+    since: Instant,
+    /// Shares no statement: it was left out of one, or that failed.
+    alone: bool,
+    reply: oneshot::Sender<Result<Written, Error>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    busy: HashSet<SessionId>,
+    running: usize,
+}
+
+pub(crate) struct Flush {
+    pool: Arc<Pool>,
+    statements: usize,
+    /// How long an append waits, and how long an unknown outcome is looked into.
+    patience: Duration,
+    waiting: Mutex<Waiting>,
+}
+
+impl Flush {
+    pub fn new(pool: Arc<Pool>, statements: usize, patience: Duration) -> Arc<Self> {
+        Arc::new(Self { pool, statements: statements.clamp(1, STATEMENTS), patience, waiting: Mutex::default() })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends, and repeats it word for word while nobody knows whether it was applied.
+    ///
+    /// # Errors
+    /// As [`crate::log::Log::append`]. `Unknown` once time ran out, or where a later attempt was refused for a reason that may
+    /// pass: then the first may still come, until the epoch moves on.
+    pub async fn append(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
+        let (mut doubt, mut pause) = (false, PAUSE.0);
+        let deadline = Instant::now() + self.patience;
+        loop {
+            match self.submit(Arc::clone(&entry)).await {
+                Ok(written) => return Ok(written),
+                Err(Error::Unknown) => doubt = true,
+                Err(error @ Error::Unavailable(_)) if !doubt => return Err(error),
+                Err(Error::Unavailable(_)) => {}
+                // Refused perhaps only because it was applied before.
+                Err(refused) => match self.look(&entry).await {
+                    Ok(Some(written)) => return Ok(written),
+                    Ok(None) if doubt && matches!(refused, Error::Refused) => return Err(Error::Unknown),
+                    Ok(None) => return Err(refused),
+                    Err(error) if !doubt => return Err(error),
+                    Err(_) => {}
+                },
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Unknown);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// Where the events are, if they are in the log.
+    async fn look(&self, entry: &Entry) -> Result<Option<Written>, Error> {
+        let Some(event) = entry.events.first() else { return Ok(None) };
+        let query = Query::Postgres(sqlx::query(LOOK.postgres), PgOn::Pool(&self.pool));
+        let row = query.bind(event.id.0.as_slice()).bind(entry.session.0.as_slice()).optional().await?;
+        row.map(|row| Ok(Written { first: row.get("number")?, now: row.get("created_at")? })).transpose()
+    }
+
+    /// One attempt.
+    async fn submit(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
+        let (reply, answer) = oneshot::channel();
+        let leads = {
+            let mut waiting = self.waiting();
+            if waiting.jobs.len() >= WAITING {
+                return Err(Error::Unavailable(sqlx::Error::PoolTimedOut));
+            }
+            waiting.jobs.push_back(Job { entry, since: Instant::now(), alone: false, reply });
+            let leads = waiting.running < self.statements;
+            waiting.running += usize::from(leads);
+            leads
+        };
+        if leads {
+            tokio::spawn(Arc::clone(self).lead());
+        }
+        answer.await.unwrap_or(Err(Error::Unknown))
+    }
+
+    /// Runs what waits, statement after statement, until nothing does.
+    async fn lead(self: Arc<Self>) {
+        let mut leader = Leader { flush: &self, sessions: Vec::new(), done: false };
+        while let Some(jobs) = leader.take() {
+            let left = match <[Job; 1]>::try_from(jobs) {
+                Ok([job]) => {
+                    let result = self.one(&job.entry).await;
+                    let _ = job.reply.send(result);
+                    Vec::new()
+                }
+                Err(jobs) => self.several(jobs).await,
+            };
+            leader.release(left);
+        }
+    }
+
+    async fn one(&self, entry: &Entry) -> Result<Written, Error> {
+        let mut lent = self.pool.lend().await?;
+        let result = limited(self.pool.limit(), append(&mut lent.connection, &[entry])).await;
+        match lent.done(result).map_err(failure::of_write)?.first() {
+            Some(Some(written)) => Ok(*written),
+            _ => {
+                let query = Query::Postgres(sqlx::query(STATE.postgres), PgOn::Pool(&self.pool));
+                let row = query.bind(entry.session.0.as_slice()).optional().await?;
+                Err(refusal(row, entry.turn.as_ref().map(|turn| turn.epoch))?)
+            }
+        }
+    }
+
+    /// Returns the jobs that have to go alone.
+    async fn several(&self, jobs: Vec<Job>) -> Vec<Job> {
+        let mut lent = match self.pool.lend().await {
+            Ok(lent) => lent,
+            Err(error) => {
+                tracing::warn!(%error, appends = jobs.len(), "no connection for appends");
+                return refuse(jobs, || Error::Unavailable(sqlx::Error::PoolTimedOut));
+            }
+        };
+        let entries: Vec<&Entry> = jobs.iter().map(|job| &*job.entry).collect();
+        let result = limited(self.pool.limit(), append(&mut lent.connection, &entries)).await;
+        let written = match lent.done(result).map_err(failure::of_write) {
+            Ok(written) => written,
+            Err(Error::Unknown) => return refuse(jobs, || Error::Unknown),
+            Err(error) => {
+                tracing::debug!(%error, appends = jobs.len(), "a shared append failed; each goes alone");
+                vec![None; jobs.len()]
+            }
+        };
+        let mut left = Vec::new();
+        for (job, written) in jobs.into_iter().zip(written) {
+            match written {
+                Some(written) => drop(job.reply.send(Ok(written))),
+                None => left.push(Job { alone: true, ..job }),
+            }
+        }
+        left
+    }
+}
+
+/// Tells all of them the same; none is left.
+fn refuse(jobs: Vec<Job>, error: impl Fn() -> Error) -> Vec<Job> {
+    for job in jobs {
+        let _ = job.reply.send(Err(error()));
+    }
+    Vec::new()
+}
+
+/// One statement's runner. Whatever ends it, its sessions are free again and another can take its place.
+struct Leader<'f> {
+    flush: &'f Flush,
+    sessions: Vec<SessionId>,
+    done: bool,
+}
+
+impl Leader<'_> {
+    /// What goes next, in one statement; none ends this leader.
+    fn take(&mut self) -> Option<Vec<Job>> {
+        let mut waiting = self.flush.waiting();
+        let Waiting { jobs, busy, running } = &mut *waiting;
+        let (mut taken, mut kept, mut bytes) = (Vec::new(), VecDeque::new(), 0);
+        while let Some(job) = jobs.pop_front() {
+            if job.since.elapsed() > self.flush.patience {
+                let _ = job.reply.send(Err(Error::Unavailable(sqlx::Error::PoolTimedOut)));
+                continue;
+            }
+            let full =
+                taken.len() == BATCH || bytes > BATCH_BYTES || taken.first().is_some_and(|first: &Job| first.alone);
+            if full {
+                kept.push_back(job);
+                kept.append(jobs);
+                break;
+            }
+            let fits = taken.is_empty() || !job.alone;
+            if fits && busy.insert(job.entry.session) {
+                self.sessions.push(job.entry.session);
+                bytes += job.entry.size();
+                taken.push(job);
+            } else {
+                kept.push_back(job);
+            }
+        }
+        *jobs = kept;
+        if taken.is_empty() {
+            *running -= 1;
+            self.done = true;
+            return None;
+        }
+        Some(taken)
+    }
+
+    /// Its sessions may go on; what is left goes before all others.
+    fn release(&mut self, left: Vec<Job>) {
+        let mut waiting = self.flush.waiting();
+        for session in self.sessions.drain(..) {
+            waiting.busy.remove(&session);
+        }
+        for job in left.into_iter().rev() {
+            waiting.jobs.push_front(job);
+        }
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.release(Vec::new());
+        if !self.done {
+            self.flush.waiting().running -= 1;
+        }
+    }
+}

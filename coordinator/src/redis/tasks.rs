@@ -1,0 +1,255 @@
+//! What keeps a node in its cluster: the heartbeat, the renewal of leases, the inbox, errands, and the look every two seconds
+//! at whatever Redis may have lost.
+
+use super::{Errand, Frame, Redis, Successor, WATCH, locked};
+use crate::cluster::{Progress, Signal};
+use engine::ids::{CallId, SessionId};
+use redis::streams::{StreamReadOptions, StreamReadReply};
+use redis::{AsyncCommands, RedisResult};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+const BEAT: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_secs(2);
+const RENEWALS_PER_LEASE: u32 = 3;
+/// How long a read of the inbox blocks.
+const BLOCK: Duration = Duration::from_secs(5);
+const INBOX_BATCH: usize = 512;
+const RECONNECT: Duration = Duration::from_millis(250);
+
+/// The tasks of one node.
+pub struct Tasks {
+    redis: Redis,
+    errands: mpsc::UnboundedReceiver<Errand>,
+    signal: mpsc::UnboundedSender<Signal>,
+}
+
+impl Tasks {
+    pub(super) fn new(
+        redis: Redis,
+        errands: mpsc::UnboundedReceiver<Errand>,
+        signal: mpsc::UnboundedSender<Signal>,
+    ) -> Self {
+        Self { redis, errands, signal }
+    }
+
+    /// Runs until the stop, then leaves the cluster.
+    pub async fn run(self, stop: CancellationToken) {
+        let Tasks { redis, errands, signal } = self;
+        let work = async {
+            tokio::join!(
+                redis.beat(),
+                redis.renew(),
+                redis.read_inbox(&signal),
+                redis.run_errands(errands),
+                redis.look()
+            )
+        };
+        stop.run_until_cancelled(Box::pin(work)).await;
+        let _: RedisResult<u8> = redis.call(&redis.0.scripts.bye, "", |s| s).await;
+    }
+}
+
+fn ticks(period: Duration) -> tokio::time::Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+impl Redis {
+    async fn beat(&self) {
+        // If no node was alive within a lease time, nobody owns anything: the world needs no time to settle.
+        let mut alone = self.0.log.others_alive(self.0.settings.lease).await.is_ok_and(|others| !others);
+        let mut ticks = ticks(BEAT);
+        loop {
+            ticks.tick().await;
+            if let Err(error) = self.beat_once(alone).await {
+                tracing::debug!(error = %error, "a heartbeat did not reach Redis");
+            } else {
+                alone = false;
+            }
+            if let Err(error) = self.0.log.beat().await {
+                tracing::debug!(error = %error, "a heartbeat did not reach the database");
+            }
+        }
+    }
+
+    async fn beat_once(&self, alone: bool) -> RedisResult<()> {
+        let run = self.0.link.run_id().await?;
+        let lease = self.lease_ms();
+        let (alone, draining) = (u8::from(alone), u8::from(self.0.draining.load(Ordering::Relaxed)));
+        self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(run).arg(lease).arg(lease).arg(alone).arg(draining))
+            .await
+            .map(drop)
+    }
+
+    async fn renew(&self) {
+        let mut ticks = ticks(self.0.settings.lease / RENEWALS_PER_LEASE);
+        loop {
+            ticks.tick().await;
+            let sessions: Vec<SessionId> = locked(&self.0.leases).keys().copied().collect();
+            if sessions.is_empty() {
+                continue;
+            }
+            let (asked, lease) = (Instant::now(), self.lease_ms());
+            let held: RedisResult<Vec<u8>> = self
+                .call(&self.0.scripts.renew, "", |s| {
+                    s.arg(lease);
+                    for session in &sessions {
+                        s.arg(self.keys(*session));
+                    }
+                    s
+                })
+                .await;
+            match held {
+                Ok(held) => {
+                    for (session, held) in sessions.iter().zip(held) {
+                        if held == 1 {
+                            locked(&self.0.leases).entry(*session).and_modify(|until| {
+                                *until = asked + self.0.settings.lease;
+                            });
+                        } else {
+                            tracing::warn!(%session, "a lease was lost");
+                            self.lose(*session);
+                        }
+                    }
+                }
+                Err(error) => tracing::warn!(error = %error, "leases could not be renewed"),
+            }
+        }
+    }
+
+    async fn read_inbox(&self, signal: &mpsc::UnboundedSender<Signal>) {
+        let key = format!("{}inbox:{}", self.0.settings.prefix, self.0.node);
+        let mut last = "0".to_owned();
+        loop {
+            let Ok(mut connection) = self.0.link.dedicated(BLOCK).await else {
+                tokio::time::sleep(RECONNECT).await;
+                continue;
+            };
+            loop {
+                let options = StreamReadOptions::default().block(BLOCK.as_millis() as usize).count(INBOX_BATCH);
+                let read: RedisResult<Option<StreamReadReply>> =
+                    connection.xread_options(&[&key], &[&last], &options).await;
+                let Ok(read) = read else { break };
+                for entry in read.into_iter().flat_map(|reply| reply.keys).flat_map(|stream| stream.ids) {
+                    if let Some(frame) = entry.get::<String>("f").and_then(|text| Frame::decode(&text)) {
+                        self.received(frame, signal).await;
+                    }
+                    last = entry.id;
+                }
+            }
+            tokio::time::sleep(RECONNECT).await;
+        }
+    }
+
+    async fn received(&self, frame: Frame, signal: &mpsc::UnboundedSender<Signal>) {
+        match frame {
+            Frame::Wake(session) => {
+                self.0.desk.with(session, |slot| slot.wake.notify_one());
+            }
+            Frame::Stop(session) => {
+                self.0.desk.with(session, |slot| slot.stop.cancel());
+            }
+            Frame::Offer(session) => self.adopt(session).await,
+            Frame::Cut(session) => self.0.log.feeds().cut_here(session),
+            Frame::Refused(session, CallId([0, ..]), error) => {
+                self.0.desk.with(session, |slot| slot.refuse_waiting(&error));
+            }
+            Frame::Refused(session, call, error) => self.settle(session, call, Progress::Refused(error)),
+            Frame::Follow(session, call, winner) => self.settle(session, call, Progress::Follow(winner)),
+            Frame::Revoked(key) => {
+                let _ = signal.send(Signal::Revoked(key));
+            }
+            Frame::Committed(committed) => {
+                let (session, head, over) = (committed.session, committed.head, committed.over);
+                let progress = committed.call.map(|call| match &committed.outcome {
+                    Some(outcome) => (call, Progress::Ended(head, outcome.clone())),
+                    None => (call, Progress::Running),
+                });
+                let events = committed.events();
+                self.0.log.feeds().publish_here(session, &events, head, over);
+                if let Some((call, progress)) = progress {
+                    self.settle(session, call, progress);
+                }
+            }
+        }
+    }
+
+    async fn run_errands(&self, mut errands: mpsc::UnboundedReceiver<Errand>) {
+        while let Some(errand) = errands.recv().await {
+            if let Err(error) = self.run_errand(errand).await {
+                tracing::debug!(error = %error, "an errand to Redis was in vain");
+            }
+        }
+    }
+
+    async fn run_errand(&self, errand: Errand) -> RedisResult<()> {
+        let scripts = &self.0.scripts;
+        match errand {
+            Errand::Leave(session, call) => {
+                self.call::<u8>(&scripts.leave, &self.keys(session), |s| s.arg(call.to_string())).await?;
+            }
+            Errand::Release(session, successor) => {
+                if self.0.desk.with(session, |slot| slot.owned).unwrap_or(false) {
+                    return Ok(());
+                }
+                let offer = match successor {
+                    Successor::Another => Frame::Offer(session).encode(),
+                    Successor::Nobody => String::new(),
+                };
+                self.call::<u8>(&scripts.release, &self.keys(session), |s| s.arg(offer)).await?;
+            }
+            Errand::Watch(session) => self.watch(session).await,
+            Errand::Cut(session) => {
+                let frame = Frame::Cut(session).encode();
+                self.call::<u8>(&scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await?;
+            }
+            Errand::Committed(committed) => {
+                let session = committed.session;
+                let frame = Frame::Committed(*committed).encode();
+                self.call::<u8>(&scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every two seconds: waiting calls are where they should be, and watched sessions are as far as their logs.
+    async fn look(&self) {
+        let mut ticks = ticks(LOOK);
+        let mut renewed = Instant::now();
+        loop {
+            ticks.tick().await;
+            self.look_after_calls().await;
+            let watched = self.0.log.feeds().watched();
+            if let Err(error) = self.0.log.reconcile(&watched).await {
+                tracing::debug!(error = %error, "watched sessions could not be compared with the database");
+            }
+            if renewed.elapsed() > WATCH / 3 {
+                renewed = Instant::now();
+                for session in watched {
+                    let _ = self.0.errands.send(Errand::Watch(session));
+                }
+            }
+        }
+    }
+
+    async fn look_after_calls(&self) {
+        let waiting = self.0.desk.waiting_calls();
+        for (session, call) in waiting {
+            let place = locked(&self.0.places).get(&call.id).copied();
+            // Without a place it is being queued just now.
+            let Some(place) = place else { continue };
+            match self.0.log.call(call.id).await {
+                Ok(Some(_)) => self.settle(session, call.id, Progress::Running),
+                Ok(None) => {
+                    let _ = self.queue(session, &call, place).await;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Postgres alone: connecting, and having the database for oneself.
+
+use crate::server;
+use crate::world::{World, until};
+use coordinator::{Db, Error, PostgresSettings};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_alone_claims_the_database() {
+    let world = World::postgres().await;
+    world.db.lock_single_node().await.unwrap();
+    let settings = PostgresSettings::new(format!("{}/{}", server::shared(), world.name()));
+    let second = Db::connect(&settings).await.unwrap();
+    let refused = second.lock_single_node().await.unwrap_err().to_string();
+    assert!(refused.contains("another node uses this Postgres database"), "{refused}");
+    world.db.close().await;
+    until("the claim is free", async || second.lock_single_node().await).await;
+    second.close().await;
+    world.end().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_url_is_told_without_its_password() {
+    let port = 1;
+    for (url, told) in [
+        ("postgres://bae:hunter2@127.0.0.1:notaport/x".to_owned(), "not of the form"),
+        (format!("postgres://bae:hunter2@127.0.0.1:{port}/x"), "check BAE_DATABASE_URL"),
+    ] {
+        let settings = PostgresSettings::new(url);
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let Err(Error::Unusable(text)) = Db::connect(&settings).await else { panic!("connected") };
+        assert!(text.contains(told) && !text.contains("hunter2"), "{text}");
+    }
+}
+
+/// Several nodes start at once on an empty database, and an older one on a database that a newer one has migrated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_of_two_versions_start_side_by_side() {
+    let world = World::postgres().await;
+    let settings = PostgresSettings::new(format!("{}/{}", server::shared(), world.name()));
+    let tables = "DROP SCHEMA public CASCADE; CREATE SCHEMA public";
+    for statement in tables.split("; ") {
+        world.raw(statement).await;
+    }
+    let starts: Vec<_> = (0..4)
+        .map(|_| {
+            let settings = settings.clone();
+            tokio::spawn(async move { Db::connect(&settings).await })
+        })
+        .collect();
+    for start in starts {
+        start.await.unwrap().expect("a node starts").close().await;
+    }
+    let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                 VALUES (9999, 'of a newer version', true, '\\x00', 1)";
+    world.raw(newer).await;
+    Db::connect(&settings).await.expect("an older node starts").close().await;
+    world.end().await;
+}

@@ -1,0 +1,200 @@
+//! Reading: pages, whole requests, folds, and the live path.
+
+use crate::world::{World, event, going_on, opening, says, within};
+use coordinator::feed::Reader;
+use coordinator::log::{Append, Log, Next, Side};
+use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::ids::{EventId, KeyId};
+use engine::json;
+use engine::message::{Message, Role};
+use engine::provider::Wire;
+use engine::request::{Chain, Kind, Request};
+use engine::turn::Gate;
+use std::sync::Arc;
+
+pub async fn pages_go_on_where_the_last_ended(world: &World) {
+    let (session, key) = world.session().await;
+    for _ in 0..10 {
+        let events = (0..5).map(|_| event(key, EventType::SandboxRunning)).collect();
+        world.free(session, key, events).await.unwrap();
+    }
+    let ids = world.contiguous(session).await;
+    let numbers = async |after, limit| {
+        let page = world.log.page(session, after, limit).await.unwrap();
+        assert!(!page.cut);
+        page.events.iter().map(|event| event.number).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(0, 3).await, [1, 2, 3]);
+    assert_eq!(numbers(3, 4).await, [4, 5, 6, 7]);
+    assert_eq!(numbers(49, 10).await, [50, 51]);
+    assert!(numbers(51, 10).await.is_empty());
+    assert_eq!(world.log.number_of(session, ids[41]).await.unwrap(), Some(42));
+    let (other, _) = world.session().await;
+    assert_eq!(world.log.number_of(other, ids[41]).await.unwrap(), None, "in another session's log");
+    assert_eq!(world.log.number_of(session, EventId(coordinator::fresh_id())).await.unwrap(), None);
+}
+
+/// A page is not larger than about 4 MiB, however many events were asked for; nothing is lost between pages.
+pub async fn large_events_cut_a_page(world: &World) {
+    let (session, key) = world.session().await;
+    let mut sent = Vec::new();
+    for letter in ["a", "b", "c", "d", "e"] {
+        let large = says(key, &format!(r#"{{"content":"{}"}}"#, letter.repeat(3 << 19)));
+        sent.push(large.payload.text().len());
+        world.free(session, key, vec![large, event(key, EventType::SandboxRunning)]).await.unwrap();
+    }
+    let huge = says(key, &format!(r#"{{"content":"{}"}}"#, "x".repeat(9 << 20)));
+    sent.push(huge.payload.text().len());
+    world.free(session, key, vec![huge, event(key, EventType::SandboxRunning)]).await.unwrap();
+
+    let (mut after, mut pages, mut read) = (0, Vec::new(), Vec::new());
+    loop {
+        let page = world.log.page(session, after, 100).await.unwrap();
+        let Some(last) = page.events.last() else { break };
+        after = last.number;
+        pages.push((page.events.len(), page.cut));
+        let sizes = page.events.iter().map(|event| event.event.payload.text().len());
+        read.extend(sizes.filter(|size| *size > 1000));
+    }
+    assert_eq!(after, 13);
+    assert_eq!(read, sent);
+    assert_eq!(pages, [(6, true), (6, true), (1, false)]);
+}
+
+fn request(messages: &[&str]) -> Arc<Request> {
+    let message = |text: &&str| Message { role: Role::User, content: json::parse(&format!("{text:?}")).unwrap() };
+    Arc::new(Request {
+        attempt: 1,
+        kind: Kind::Primary,
+        entry: "main".into(),
+        wire: Wire::Anthropic,
+        base_url: "http://localhost".into(),
+        model: "m".into(),
+        max_tokens: 10,
+        messages: messages.iter().map(message).collect(),
+        tools: json::parse("[]").unwrap(),
+        normalized: None,
+        compaction: false,
+    })
+}
+
+fn asks(key: KeyId, request: &Arc<Request>) -> NewEvent {
+    let payload = Payload::Request(Arc::clone(request));
+    NewEvent {
+        id: EventId(coordinator::fresh_id()),
+        key,
+        kind: EventType::ProviderRequest,
+        payload,
+        from_client: false,
+    }
+}
+
+/// Requests are stored as what is new in each, and read as they were sent, wherever a page begins.
+pub async fn requests_are_whole(world: &World) {
+    let (session, key) = world.session().await;
+    let epoch = world.own(session).await.epoch;
+    let sent = [
+        request(&["one"]),
+        request(&["one", "two"]),
+        request(&["one", "two", "three"]),
+        request(&["other"]),
+        request(&["other", "more"]),
+    ];
+    let open = opening(session, epoch, key, Gate::Free);
+    world.log.append(open.clone()).await.unwrap();
+    let mut chain: Option<Chain> = None;
+    for request in &sent {
+        let mut next = going_on(&open, Next::Running);
+        next.events.insert(0, asks(key, request));
+        next.chain = chain.clone();
+        let committed = world.log.append(next).await.unwrap();
+        chain = Some(Chain::after(chain.as_ref(), committed[0].number, request));
+    }
+    let whole: Vec<String> = sent.iter().map(|request| request.payload()).collect();
+    let shown = |events: &[Arc<Event>]| {
+        let requests = events.iter().filter(|event| event.event.kind == EventType::ProviderRequest);
+        requests.map(|event| event.event.payload.text().into_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&world.events(session).await), whole);
+    for (index, whole) in whole.iter().enumerate() {
+        let page = world.log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+        assert_eq!(shown(&page.events), std::slice::from_ref(whole), "read alone");
+    }
+}
+
+pub async fn a_session_is_folded_from_its_compaction(world: &World) {
+    let (session, key) = world.session().await;
+    let epoch = world.own(session).await.epoch;
+    let mut open = opening(session, epoch, key, Gate::Free);
+    let said = "x".repeat(10_000);
+    open.events = vec![says(key, &format!(r#"{{"role":"user","content":"{said}"}}"#))];
+    world.log.append(open.clone()).await.unwrap();
+    let answer = |payload: &str| {
+        let payload = Payload::Json(json::parse(payload).unwrap());
+        NewEvent { payload, ..event(key, EventType::ProviderResponse) }
+    };
+    let append = async |events| {
+        let next = Append { events, ..going_on(&open, Next::Running) };
+        world.log.append(next).await.unwrap()
+    };
+    let sent = request(&["one"]);
+    append(vec![asks(key, &sent)]).await;
+    append(vec![answer(r#"{"ok":true,"body":{},"usage":{"input_tokens":3,"output_tokens":4}}"#)]).await;
+    append(vec![answer(
+        r#"{"ok":true,"purpose":"compaction","body":{},"usage":{"input_tokens":50,"output_tokens":50}}"#,
+    )])
+    .await;
+    append(vec![answer(r#"{"ok":false,"error":"no"}"#)]).await;
+    let whole = world.log.fold(session).await.unwrap();
+    assert!(whole.running() && whole.chain().is_some());
+    assert!(whole.bytes() > said.len());
+
+    let preamble = NewEvent::new(
+        EventId(coordinator::fresh_id()),
+        key,
+        EventType::ServerMessage,
+        &serde_json::json!({"role": "user", "content": "so far", "synthetic": "compaction_preamble"}),
+    );
+    let completed = |of: EventId| {
+        let payload = serde_json::json!({"preamble_event_id": of, "summary_event_id": of, "compacted_message_count": 1,
+            "input_tokens": null, "summary_tokens": null});
+        NewEvent::new(EventId(coordinator::fresh_id()), key, EventType::CompactionCompleted, &payload)
+    };
+    append(vec![preamble.clone(), completed(preamble.id)]).await;
+    let turn = world.log.fold(session).await.unwrap();
+    assert!(turn.bytes() < said.len(), "what stands before the preamble is history no more");
+
+    // A broken reference: from the start, never lost context.
+    let (session, key) = world.session().await;
+    let mut open = opening(session, world.own(session).await.epoch, key, Gate::Free);
+    let message = says(key, &format!(r#"{{"role":"user","content":"{said}"}}"#));
+    open.events = vec![message, completed(EventId(coordinator::fresh_id()))];
+    world.log.append(open).await.unwrap();
+    assert!(world.log.fold(session).await.unwrap().bytes() > said.len());
+}
+
+pub async fn a_reader_sees_each_event_once_in_order(world: &World) {
+    let (session, key) = world.session().await;
+    let (mut reader, row) = Reader::open(&world.log, session).await.unwrap();
+    assert_eq!(row.head, 1);
+    reader.seek(0);
+    let write = |log: Log| async move {
+        for _ in 0..25 {
+            let report = vec![event(key, EventType::SandboxRunning)];
+            log.append_free(session, key, report, Side::Nothing).await.unwrap();
+        }
+    };
+    let writers: Vec<_> = (0..8).map(|_| tokio::spawn(write(world.log.clone()))).collect();
+    let mut seen = Vec::new();
+    while seen.len() < 201 {
+        let head = reader.head();
+        seen.extend(reader.read(head.number).await.unwrap().iter().map(|shown| shown.event.event.id));
+        if seen.len() < 201 && reader.seen() == head.number {
+            within("what is published", reader.moved(head)).await;
+        }
+    }
+    for writer in writers {
+        within("a writer", writer).await.unwrap();
+    }
+    assert_eq!(seen, world.contiguous(session).await);
+}
