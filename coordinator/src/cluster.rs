@@ -90,16 +90,17 @@ impl Cluster {
                 Ok(self.waiter(session, call, progress))
             }
             Cluster::Redis(redis) => {
-                let id = call.id;
                 let (accepted, progress) = redis.accept(session, call.clone())?;
                 // From here on leaving is noticed, wherever this future is dropped.
                 let waiter = self.waiter(session, accepted, progress);
-                if accepted != id {
+                // One that joins a call which is only being queued asks for itself: the first may be turned away, or leave.
+                if accepted != call.id && redis.placed(accepted) {
                     return Ok(waiter);
                 }
+                let call = Call { id: accepted, ..call };
                 match redis.enqueue(session, &call).await? {
                     None => Ok(waiter),
-                    Some(first) => Ok(self.waiter(session, first, redis.join(session, &call, first))),
+                    Some(first) => Ok(self.waiter(session, first.0, redis.join(session, &call, first))),
                 }
             }
         }
@@ -283,7 +284,8 @@ impl Lease {
         if !self.stop.is_cancelled() && !self.lost.is_cancelled() && self.wanted().await {
             return Err(self);
         }
-        self.let_go(Successor::Nobody);
+        let successor = if self.lost.is_cancelled() { Successor::Nobody } else { Successor::Caller };
+        self.let_go(successor);
         Ok(())
     }
 
@@ -307,6 +309,8 @@ impl Lease {
 pub(crate) enum Successor {
     /// Whoever needs it.
     Nobody,
+    /// A node whose client waits, if one came in the last moment.
+    Caller,
     /// Another node, now: this one ends.
     Another,
 }

@@ -79,12 +79,15 @@ impl Desk {
         dropped
     }
 
-    /// Hands a lease to whoever serves. May be called under the lock.
-    pub fn want(&self, lease: Lease) {
-        if let Err(mpsc::error::SendError(mut lease)) = self.wanted.send(lease) {
-            // The node is shutting down and takes no more; what it does not serve waits in the database. Nothing is let go
-            // here: the lock may be held.
-            lease.held = false;
+    /// Hands a lease to whoever serves. May be called under the lock. False when the node is shutting down and takes no more:
+    /// nothing is let go here, because the lock may be held.
+    pub fn want(&self, lease: Lease) -> bool {
+        match self.wanted.send(lease) {
+            Ok(()) => true,
+            Err(mpsc::error::SendError(mut lease)) => {
+                lease.held = false;
+                false
+            }
         }
     }
 

@@ -25,7 +25,7 @@ use link::Link;
 use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use scripts::Scripts;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -64,22 +64,49 @@ struct Shared {
     /// Unique for each start of a process.
     node: String,
     log: Log,
-    /// Until when each lease surely holds, by this process's own clock, from before its renewal was sent.
-    leases: Mutex<HashMap<SessionId, Instant>>,
+    leases: Mutex<HashMap<SessionId, Held>>,
+    /// Sessions given up whose release is on its way, and whether one is wanted again: it is taken after that, never before.
+    releasing: Mutex<HashMap<SessionId, bool>>,
+    /// Counts releases, of many sessions each: an answer that was asked for before one may be older than it.
+    released: [AtomicU64; 256],
     /// Places of the calls that wait here.
     places: Mutex<HashMap<CallId, u64>>,
-    errands: mpsc::UnboundedSender<Errand>,
+    news: mpsc::Sender<News>,
+    chores: mpsc::Sender<Chore>,
     draining: AtomicBool,
 }
 
-/// What is done without anybody waiting for it, in order.
-enum Errand {
-    Leave(SessionId, CallId),
-    Release(SessionId, Successor),
+/// A lease, as far as this node knows.
+struct Held {
+    /// Until when it surely holds, by this process's own clock, from before its renewal was sent.
+    until: Instant,
+    /// It was gone and has been made again: another node may have owned the session meanwhile. The database knows.
+    doubt: bool,
+    /// The epoch under which it was acted last.
+    epoch: Option<i64>,
+}
+
+/// What others are told without anybody waiting for it, in order. Dropped while Redis is away or too slow: readers find in the
+/// database what they were not told.
+enum News {
     Watch(SessionId),
     Cut(SessionId),
     Committed(Box<Committed>),
 }
+
+/// What must be done in Redis some time, in order: tried again while it is away.
+#[derive(Clone)]
+enum Chore {
+    Leave(SessionId, CallId),
+    Release(SessionId, Successor),
+    /// A call waits no more; the frame for the nodes that wait for it.
+    Over(SessionId, CallId, Option<String>),
+}
+
+/// News that may wait to be told.
+const NEWS: usize = 1024;
+/// Chores that may wait: a few bytes each, made at the pace of callers that leave.
+const CHORES: usize = 65_536;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -104,7 +131,8 @@ impl Redis {
         let link = Link::new(secrecy::ExposeSecret::expose_secret(&settings.url))
             .map_err(|error| Error::Unusable(format!("BAE_REDIS_URL cannot be used: {}", error.category())))?;
         let (wanted, leases) = mpsc::unbounded_channel();
-        let (errands, to_do) = mpsc::unbounded_channel();
+        let (news, to_tell) = mpsc::channel(NEWS);
+        let (chores, to_do) = mpsc::channel(CHORES);
         let (signal, signals) = mpsc::unbounded_channel();
         let shared = Shared {
             desk: Desk::new(limit, wanted),
@@ -114,13 +142,16 @@ impl Redis {
             node: hex(&crate::fresh_id()),
             log,
             leases: Mutex::default(),
+            releasing: Mutex::default(),
+            released: std::array::from_fn(|_| AtomicU64::new(0)),
             places: Mutex::default(),
-            errands,
+            news,
+            chores,
             draining: AtomicBool::new(false),
         };
         let redis = Self(Arc::new(shared));
         redis.0.log.feeds().tell_others(Weak(Arc::downgrade(&redis.0)));
-        let tasks = Tasks::new(redis.clone(), to_do, signal);
+        let tasks = Tasks::new(redis.clone(), to_tell, to_do, signal);
         Ok((redis, Received { leases, signals, tasks }))
     }
 
@@ -149,6 +180,10 @@ impl Redis {
 
     pub(crate) fn drain(&self) {
         self.0.draining.store(true, Ordering::Relaxed);
+    }
+
+    fn is_draining(&self) -> bool {
+        self.0.draining.load(Ordering::Relaxed)
     }
 
     /// Keys of a session, in front of what each is for.
@@ -181,18 +216,39 @@ impl Redis {
     }
 
     /// Gives a call its place in the cluster. Returns the call it joins, when its idempotency key is known.
-    pub(crate) async fn enqueue(&self, session: SessionId, call: &Call) -> Result<Option<CallId>, Rejected> {
-        let patience = Instant::now() + PATIENCE;
-        loop {
-            match self.queue(session, call, 0).await {
-                Ok(result) => return result,
-                Err(error) if Instant::now() >= patience => {
-                    tracing::error!(error = %error, "a call could not be queued");
-                    return Err(Rejected::Away);
+    pub(crate) async fn enqueue(&self, session: SessionId, call: &Call) -> Result<Option<(CallId, u64)>, Rejected> {
+        let queued = async {
+            loop {
+                match self.queue(session, call, 0).await {
+                    Ok(result) => return result,
+                    Err(error) => {
+                        tracing::debug!(error = %error, "a call cannot be queued just now");
+                        tokio::time::sleep(RETRY).await;
+                    }
                 }
-                Err(_) => tokio::time::sleep(RETRY).await,
             }
-        }
+        };
+        tokio::time::timeout(PATIENCE, queued).await.unwrap_or_else(|_| {
+            tracing::error!(%session, "a call could not be queued: redis was away for too long");
+            Err(Rejected::Away)
+        })
+    }
+
+    /// Whether the cluster knows a call that waits here.
+    pub(crate) fn placed(&self, call: CallId) -> bool {
+        locked(&self.0.places).contains_key(&call)
+    }
+
+    /// Notes a call's place, while it waits here. Says whether it does.
+    fn place(&self, session: SessionId, call: CallId, place: u64) -> bool {
+        let note = |slot: &mut Slot| {
+            let waits = slot.queue.waiting().any(|waiting| waiting.id == call);
+            if waits {
+                locked(&self.0.places).insert(call, place);
+            }
+            waits
+        };
+        self.0.desk.with(session, note).unwrap_or(false)
     }
 
     async fn queue(
@@ -200,7 +256,7 @@ impl Redis {
         session: SessionId,
         call: &Call,
         place: u64,
-    ) -> RedisResult<Result<Option<CallId>, Rejected>> {
+    ) -> RedisResult<Result<Option<(CallId, u64)>, Rejected>> {
         let method = match call.opening {
             Opening::Message(_) => "message",
             Opening::Compact(_) => "compact",
@@ -211,22 +267,26 @@ impl Redis {
         };
         let meta = format!("{method}|{}|{name}", call.key);
         let entry = engine::json::encode(&Entry { v: 1, call: call.clone() });
-        let asked = Instant::now();
+        let (asked, since) = (Instant::now(), self.since(session));
         let (limit, lease) = (self.0.desk.limit(), self.lease_ms());
+        let offer = if self.is_draining() { Frame::Offer(session).encode() } else { String::new() };
         let (status, first, place, owner): (String, String, u64, String) = self
             .call(&self.0.scripts.enqueue, &self.keys(session), |s| {
                 s.arg(call.id.to_string()).arg(entry.get()).arg(&meta).arg(&name).arg(&digest);
-                s.arg(limit).arg(lease).arg(place).arg(Frame::Wake(session).encode())
+                s.arg(limit).arg(lease).arg(place).arg(Frame::Wake(session).encode()).arg(offer)
             })
             .await?;
         Ok(match status.as_str() {
             "full" => Err(Rejected::Full),
             "other" => Err(Rejected::OtherParams),
-            "joined" => Ok(first.parse().ok()),
+            "joined" => Ok(first.parse().ok().map(|first| (first, place))),
             _ => {
-                locked(&self.0.places).insert(call.id, place);
-                if owner == self.0.node {
-                    self.serve(session, asked);
+                if !self.place(session, call.id, place) {
+                    // Its last caller left, or it started, while this was on its way.
+                    self.leave_queue(session, call.id);
+                }
+                if owner == self.0.node && !self.serve(session, asked, since) {
+                    self.adopt(session).await;
                 }
                 Ok(None)
             }
@@ -234,41 +294,85 @@ impl Redis {
     }
 
     /// Waits for a call that another node accepted, in place of one of this node's own.
-    pub(crate) fn join(&self, session: SessionId, call: &Call, first: CallId) -> watch::Receiver<Progress> {
+    pub(crate) fn join(
+        &self,
+        session: SessionId,
+        call: &Call,
+        (first, place): (CallId, u64),
+    ) -> watch::Receiver<Progress> {
         let same = Call { id: first, ..call.clone() };
         match self.0.desk.replace(session, call.id, same) {
-            Ok(progress) => progress,
+            Ok(progress) => {
+                self.place(session, first, place);
+                progress
+            }
             Err(_) => self.0.desk.follow(session, first),
         }
     }
 
     pub(crate) async fn adopt(&self, session: SessionId) {
         let owned = self.0.desk.with(session, |slot| slot.owned).unwrap_or(false);
-        if owned || self.0.draining.load(Ordering::Relaxed) {
+        if owned || self.is_draining() {
             return;
         }
-        let (asked, lease) = (Instant::now(), self.lease_ms());
-        let taken: RedisResult<u8> =
-            self.call(&self.0.scripts.take, &self.keys(session), |s| s.arg(lease).arg("1")).await;
-        if let Ok(1) = taken {
-            self.serve(session, asked);
+        loop {
+            let (asked, since, lease) = (Instant::now(), self.since(session), self.lease_ms());
+            let taken: RedisResult<u8> =
+                self.call(&self.0.scripts.take, &self.keys(session), |s| s.arg(lease).arg("1")).await;
+            if !matches!(taken, Ok(1)) || self.serve(session, asked, since) {
+                return;
+            }
         }
     }
 
-    /// The lease is this node's: has the session served, or its owner woken.
-    fn serve(&self, session: SessionId, asked: Instant) {
+    /// How many releases there were, unless one of this session is on its way.
+    fn since(&self, session: SessionId) -> Option<u64> {
+        let releasing = locked(&self.0.releasing);
+        (!releasing.contains_key(&session)).then(|| self.releases(session).load(Ordering::SeqCst))
+    }
+
+    fn releases(&self, session: SessionId) -> &AtomicU64 {
+        &self.0.released[usize::from(session.0[15])]
+    }
+
+    /// A release has arrived. Says whether the session is wanted again.
+    fn released(&self, session: SessionId) -> bool {
+        let mut releasing = locked(&self.0.releasing);
+        self.releases(session).fetch_add(1, Ordering::SeqCst);
+        releasing.remove(&session).unwrap_or(false)
+    }
+
+    /// The lease was this node's when it was asked: has the session served, or its owner woken. False when it may have been
+    /// released since.
+    fn serve(&self, session: SessionId, asked: Instant, since: Option<u64>) -> bool {
         let mut slots = self.0.desk.lock();
-        let slot = slots.entry(session).or_insert_with(Slot::new);
-        if slot.owned {
+        if let Some(slot) = slots.get(&session).filter(|slot| slot.owned) {
             slot.wake.notify_one();
-            return;
+            return true;
         }
-        locked(&self.0.leases).insert(session, asked + self.0.settings.lease);
+        {
+            let mut releasing = locked(&self.0.releasing);
+            if let Some(again) = releasing.get_mut(&session) {
+                *again = true;
+                return true;
+            }
+            if since != Some(self.releases(session).load(Ordering::SeqCst)) {
+                return false;
+            }
+        }
+        let slot = slots.entry(session).or_insert_with(Slot::new);
+        let until = asked + self.0.settings.lease;
+        locked(&self.0.leases).insert(session, Held { until, doubt: false, epoch: None });
         slot.owned = true;
         slot.lost = tokio_util::sync::CancellationToken::new();
         let (wake, stop, lost) = (Arc::clone(&slot.wake), slot.stop.clone(), slot.lost.clone());
         let cluster = Cluster::Redis(self.clone());
-        self.0.desk.want(Lease { session, wake, stop, lost, held: true, cluster });
+        let taken = self.0.desk.want(Lease { session, wake, stop, lost, held: true, cluster });
+        drop(slots);
+        if !taken {
+            self.let_go(session, Successor::Another);
+        }
+        true
     }
 
     pub(crate) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
@@ -299,7 +403,7 @@ impl Redis {
     }
 
     pub(crate) fn cut(&self, session: SessionId) {
-        let _ = self.0.errands.send(Errand::Cut(session));
+        self.tell_others(News::Cut(session));
     }
 
     pub(crate) async fn stop(&self, session: SessionId, error: &RpcError) {
@@ -339,19 +443,43 @@ impl Redis {
         let (asked, lease) = (Instant::now(), self.lease_ms());
         let held: RedisResult<u8> = self.call(&self.0.scripts.confirm, &self.keys(session), |s| s.arg(lease)).await;
         let held = matches!(held, Ok(1));
-        if held {
-            locked(&self.0.leases).insert(session, asked + self.0.settings.lease);
+        if held && let Some(held) = locked(&self.0.leases).get_mut(&session) {
+            held.until = asked + self.0.settings.lease;
         }
         held
     }
 
     /// Before the lease's deadline: yes. After it only while Redis is away and the database, asked now, still shows our epoch.
     pub(crate) async fn may_act(&self, session: SessionId, epoch: i64) -> bool {
-        let deadline = locked(&self.0.leases).get(&session).copied();
-        if deadline.is_some_and(|deadline| Instant::now() < deadline) {
-            return true;
+        let (holds, doubt) = match locked(&self.0.leases).get_mut(&session) {
+            Some(held) => {
+                held.epoch = Some(epoch);
+                (Instant::now() < held.until, held.doubt)
+            }
+            None => (false, false),
+        };
+        match (holds, doubt) {
+            (true, false) => true,
+            (true, true) => self.still_ours(session, epoch).await,
+            (false, _) => !self.0.link.up() && self.0.log.row(session).await.is_ok_and(|row| row.epoch == epoch),
         }
-        !self.0.link.up() && self.0.log.row(session).await.is_ok_and(|row| row.epoch == epoch)
+    }
+
+    /// Whether nobody owned the session while its lease was gone.
+    async fn still_ours(&self, session: SessionId, epoch: i64) -> bool {
+        match self.0.log.row(session).await {
+            Ok(row) if row.epoch == epoch => {
+                if let Some(held) = locked(&self.0.leases).get_mut(&session) {
+                    held.doubt = false;
+                }
+                true
+            }
+            Ok(_) => {
+                self.lose(session);
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     pub(crate) async fn claim(&self, session: SessionId, gate: Gate) -> Claim {
@@ -360,6 +488,17 @@ impl Redis {
             Gate::Held(key) => ("held", key.to_string()),
             Gate::Expired(key) => ("expired", key.to_string()),
         };
+        let doubtful = locked(&self.0.leases).get(&session).filter(|held| held.doubt).map(|held| held.epoch);
+        match doubtful {
+            None => {}
+            Some(Some(epoch)) if self.still_ours(session, epoch).await => {}
+            Some(Some(_)) => return Claim::Wait,
+            Some(None) => {
+                // What is in memory may be older than the log: the session is taken anew.
+                self.lose(session);
+                return Claim::Wait;
+            }
+        }
         let lease = self.lease_ms();
         let claimed: RedisResult<Vec<String>> =
             self.call(&self.0.scripts.claim, &self.keys(session), |s| s.arg(kind).arg(holder).arg(lease)).await;
@@ -408,27 +547,19 @@ impl Redis {
             Progress::Follow(winner) => Some(Frame::Follow(session, call, *winner)),
         };
         self.settle(session, call, progress);
-        let keys = self.keys(session);
-        let done: RedisResult<u8> = match frame {
-            Some(frame) => {
-                let (call, frame) = (call.to_string(), frame.encode());
-                self.call(&self.0.scripts.refuse, &keys, |s| s.arg(call).arg(frame)).await
-            }
-            None => self.call(&self.0.scripts.started, &keys, |s| s.arg(call.to_string())).await,
-        };
-        if let Err(error) = done {
-            // The database knows the call, or its waiters make it again.
-            tracing::debug!(error = %error, "a queue entry stays for now");
+        let over = Chore::Over(session, call, frame.map(|frame| frame.encode()));
+        if !self.0.link.up() || self.run_chore(&over).await.is_err() {
+            self.remember(over);
         }
     }
 
     /// Tells the waiters here; a call that waits no more leaves this node's list.
     fn settle(&self, session: SessionId, call: CallId, progress: Progress) {
-        locked(&self.0.places).remove(&call);
         self.0.desk.with(session, |slot| {
             slot.queue.ended(call);
             slot.tell(call, progress);
         });
+        locked(&self.0.places).remove(&call);
     }
 
     pub(crate) async fn refuse_all(&self, session: SessionId, error: &RpcError) {
@@ -440,9 +571,11 @@ impl Redis {
         for call in calls.unwrap_or_default() {
             locked(&self.0.places).remove(&call);
         }
-        // Waiters elsewhere: a call of none is all of them.
-        let frame = Frame::Refused(session, CallId([0; 16]), error.clone()).encode();
-        let _: RedisResult<u8> = self.call(&self.0.scripts.refuse_all, &self.keys(session), |s| s.arg(frame)).await;
+        // Waiters elsewhere: the script names each call.
+        let each = CallId([0; 16]);
+        let frame = Frame::Refused(session, each, error.clone()).encode();
+        let _: RedisResult<u8> =
+            self.call(&self.0.scripts.refuse_all, &self.keys(session), |s| s.arg(frame).arg(each.to_string())).await;
     }
 
     pub(crate) async fn wanted(&self, session: SessionId) -> bool {
@@ -454,7 +587,11 @@ impl Redis {
     }
 
     pub(crate) fn let_go(&self, session: SessionId, successor: Successor) {
+        let successor = if self.is_draining() { Successor::Another } else { successor };
         let mut slots = self.0.desk.lock();
+        // Under the lock: whoever wants the session from here on waits for the release.
+        locked(&self.0.leases).remove(&session);
+        locked(&self.0.releasing).insert(session, false);
         if let Some(slot) = slots.get_mut(&session) {
             slot.owned = false;
             slot.released.notify_waiters();
@@ -463,8 +600,23 @@ impl Redis {
             }
         }
         drop(slots);
-        locked(&self.0.leases).remove(&session);
-        let _ = self.0.errands.send(Errand::Release(session, successor));
+        self.remember(Chore::Release(session, successor));
+    }
+
+    fn remember(&self, chore: Chore) {
+        let Err(lost) = self.0.chores.try_send(chore) else { return };
+        if let mpsc::error::TrySendError::Full(_) = &lost {
+            tracing::warn!("redis has been away for so long that not all of its queues can be tidied up");
+        }
+        if let Chore::Release(session, _) = lost.into_inner() {
+            self.released(session);
+        }
+    }
+
+    fn tell_others(&self, news: News) {
+        if self.0.news.try_send(news).is_err() {
+            tracing::debug!("redis is too slow for the news; readers look into the database");
+        }
     }
 
     pub(crate) fn leave(&self, session: SessionId, call: CallId) {
@@ -475,12 +627,12 @@ impl Redis {
 
     fn leave_queue(&self, session: SessionId, call: CallId) {
         locked(&self.0.places).remove(&call);
-        let _ = self.0.errands.send(Errand::Leave(session, call));
+        self.remember(Chore::Leave(session, call));
     }
 
     /// Tells the nodes that watch a session what was committed.
     pub(crate) fn publish(&self, committed: Committed) {
-        let _ = self.0.errands.send(Errand::Committed(Box::new(committed)));
+        self.tell_others(News::Committed(Box::new(committed)));
     }
 
     /// Puts this node into a session's watch set. Best effort: reconciliation finds what is missed.

@@ -8,7 +8,7 @@ use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType}
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo};
 use redis::{RedisError, RedisResult, ScriptInvocation};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 /// To connect, and for the answer to one command.
@@ -22,10 +22,17 @@ enum Target {
     Sentinel(Box<Mutex<SentinelClient>>),
 }
 
+/// The shared connection, and when the last attempt to make one failed.
+#[derive(Default)]
+struct Shared {
+    connection: Option<MultiplexedConnection>,
+    failed: Option<Instant>,
+}
+
 /// The link.
 pub(super) struct Link {
     target: Target,
-    shared: Mutex<Option<MultiplexedConnection>>,
+    shared: Mutex<Shared>,
     up: AtomicBool,
 }
 
@@ -38,7 +45,7 @@ impl Link {
             Some(("sentinels", rest)) => Target::Sentinel(Box::new(Mutex::new(sentinel(rest, true)?))),
             _ => Target::Direct(Box::new(Client::open(url)?)),
         };
-        Ok(Self { target, shared: Mutex::new(None), up: AtomicBool::new(false) })
+        Ok(Self { target, shared: Mutex::default(), up: AtomicBool::new(false) })
     }
 
     /// Whether the last exchange succeeded.
@@ -62,13 +69,26 @@ impl Link {
     }
 
     async fn shared(&self) -> RedisResult<MultiplexedConnection> {
+        let asked = Instant::now();
         let mut shared = self.shared.lock().await;
-        if let Some(connection) = shared.as_ref() {
+        if let Some(connection) = shared.connection.as_ref() {
             return Ok(connection.clone());
         }
-        let connection = self.connect(TIMEOUT).await.inspect_err(|_| self.up.store(false, Ordering::Relaxed))?;
-        *shared = Some(connection.clone());
-        Ok(connection)
+        // Whoever waited for another's attempt shares its failure: they do not try one after the other.
+        if shared.failed.is_some_and(|failed| failed > asked) {
+            return Err(RedisError::from((ErrorKind::Io, "no connection could be made")));
+        }
+        match self.connect(TIMEOUT).await {
+            Ok(connection) => {
+                shared.connection = Some(connection.clone());
+                Ok(connection)
+            }
+            Err(error) => {
+                self.up.store(false, Ordering::Relaxed);
+                shared.failed = Some(Instant::now());
+                Err(error)
+            }
+        }
     }
 
     /// A connection of its own, for reads that block up to `block`.
@@ -110,7 +130,7 @@ impl Link {
         match &result {
             Err(error) if broken(error) => {
                 self.up.store(false, Ordering::Relaxed);
-                *self.shared.lock().await = None;
+                self.shared.lock().await.connection = None;
             }
             Ok(_) | Err(_) => self.up.store(true, Ordering::Relaxed),
         }

@@ -44,6 +44,23 @@ local function forget(s, call)
   redis.call('HDEL', s .. 'n', call)
   redis.call('HDEL', s .. 'k', call)
 end
+-- A living node that goes on with a session: one whose client waits first; never `not_me`.
+local function heir(prefix, s, not_me)
+  local first = redis.call('ZRANGE', s .. 'q', 0, 0)[1]
+  local function can(node)
+    return node ~= not_me and redis.call('EXISTS', prefix .. 'alive:' .. node) == 1
+      and redis.call('EXISTS', prefix .. 'draining:' .. node) == 0
+  end
+  for node in string.gmatch(first and redis.call('HGET', s .. 'n', first) or '', '[^,]+') do
+    if can(node) then return node end
+  end
+  local t = tonumber(redis.call('TIME')[2])
+  local nodes = redis.call('SMEMBERS', prefix .. 'nodes')
+  for i = 1, #nodes do
+    local node = nodes[(i + t) % #nodes + 1]
+    if can(node) then return node end
+  end
+end
 local function settles(prefix, lease)
   if redis.call('EXISTS', prefix .. 'world') == 0 then
     redis.call('SET', prefix .. 'world', '?')
@@ -55,7 +72,8 @@ end
 
 /// `ARGV`: prefix, session keys' prefix, node, then what each says.
 pub(super) struct Scripts {
-    /// call, entry, meta, idempotency field, digest, limit, lease ms, place or 0, wake frame → status, call, place, owner.
+    /// call, entry, meta, idempotency field, digest, limit, lease ms, place or 0, wake frame, frame to offer the session with
+    /// instead of taking it, or empty → status, call, place, owner.
     pub enqueue: Script,
     /// gate (`free`, `held`, `expired`), owner key, lease ms → status, then a call and its entry, or calls.
     pub claim: Script,
@@ -65,7 +83,7 @@ pub(super) struct Scripts {
     pub started: Script,
     /// call, frame.
     pub refuse: Script,
-    /// frame.
+    /// frame, and the call in it that stands for each.
     pub refuse_all: Script,
     /// call → whether it was dropped.
     pub leave: Script,
@@ -73,9 +91,10 @@ pub(super) struct Scripts {
     pub take: Script,
     /// lease ms → 1 when this node still holds the lease.
     pub confirm: Script,
-    /// lease ms, then the sessions' key prefixes → 1 or 0 for each.
+    /// lease ms, then the sessions' key prefixes → for each 1, or 2 when its lease was gone and has been made again, or 0 when it
+    /// is another's.
     pub renew: Script,
-    /// frame to offer the session with, or empty → 1.
+    /// frame to offer the session with, to whom: `another` node, the node of a waiting `caller`, nobody → 1.
     pub release: Script,
     /// → how many calls wait.
     pub waiting: Script,
@@ -112,6 +131,7 @@ impl Scripts {
                 r"
 local call, entry, meta, idem, digest = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local limit, lease, given, wake = tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11]), ARGV[12]
+local offer = ARGV[13]
 local settling = settles(p, lease)
 if idem ~= '' then
   local known = redis.call('HGET', s .. 'i', idem)
@@ -121,7 +141,7 @@ if idem ~= '' then
       if its ~= digest then return {'other', '', 0, ''} end
       local nodes = redis.call('HGET', s .. 'n', first) or ''
       if not string.find(nodes, me, 1, true) then redis.call('HSET', s .. 'n', first, nodes .. ',' .. me) end
-      return {'joined', first, 0, ''}
+      return {'joined', first, tonumber(redis.call('ZSCORE', s .. 'q', first)) or 0, ''}
     end
   end
 end
@@ -129,7 +149,11 @@ local place = redis.call('ZSCORE', s .. 'q', call)
 if not place then
   if redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
   -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
-  if given > 0 and settling then place = given
+  if given > 0 and settling then
+    place = given
+    if place > tonumber(redis.call('GET', s .. 'l') or '0') then
+      redis.call('SET', s .. 'l', string.format('%.0f', place))
+    end
   else
     local t = redis.call('TIME')
     place = math.max(tonumber(t[1]) * 1000000 + tonumber(t[2]), tonumber(redis.call('GET', s .. 'l') or '0') + 1)
@@ -144,7 +168,10 @@ end
 local nodes = redis.call('HGET', s .. 'n', call) or ''
 if not string.find(nodes, me, 1, true) then redis.call('HSET', s .. 'n', call, nodes .. ',' .. me) end
 local owner = redis.call('GET', s .. 'o')
-if not owner and not settling then
+if not owner and not settling and offer ~= '' then
+  local node = heir(p, s, me)
+  if node then post(p, node, offer) end
+elseif not owner and not settling then
   redis.call('SET', s .. 'o', me, 'PX', lease)
   owner = me
 elseif owner and owner ~= me then
@@ -159,11 +186,11 @@ local gate, holder, lease = ARGV[4], ARGV[5], ARGV[6]
 local settling = settles(p, lease)
 if redis.call('GET', s .. 'o') ~= me then return {'lost'} end
 if settling then return {'wait'} end
-local first, owners, compacts = nil, nil, {}
+local first, owners, compacts = nil, nil, {'refuse'}
 for _, call in ipairs(redis.call('ZRANGE', s .. 'q', 0, -1)) do
   local meta = redis.call('HGET', s .. 'm', call)
-  local claimed = redis.call('HGET', s .. 'k', call)
-  if not meta or not (claimed or alive(p, redis.call('HGET', s .. 'n', call))) then
+  -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
+  if not meta or not alive(p, redis.call('HGET', s .. 'n', call)) then
     forget(s, call)
   else
     local method, key = string.match(meta, '^([^|]*)|([^|]*)|')
@@ -172,7 +199,7 @@ for _, call in ipairs(redis.call('ZRANGE', s .. 'q', 0, -1)) do
     if not owners and method == 'message' and key == holder then owners = call end
   end
 end
-if #compacts > 0 then return {'refuse', unpack(compacts)} end
+if #compacts > 1 then return compacts end
 local call = first
 if gate == 'held' then call = owners elseif gate == 'expired' and owners then call = owners end
 if not call then return {'wait'} end
@@ -200,7 +227,8 @@ return 1
             refuse_all: script(
                 r"
 for _, call in ipairs(redis.call('ZRANGE', s .. 'q', 0, -1)) do
-  post_all(p, redis.call('HGET', s .. 'n', call), me, ARGV[4])
+  local frame = string.gsub(ARGV[4], ARGV[5], call, 1)
+  post_all(p, redis.call('HGET', s .. 'n', call), me, frame)
   forget(s, call)
 end
 return 1
@@ -208,13 +236,18 @@ return 1
             ),
             leave: script(
                 r"
-if redis.call('HEXISTS', s .. 'k', ARGV[4]) == 1 then return 0 end
 local nodes, left = redis.call('HGET', s .. 'n', ARGV[4]), {}
 for node in string.gmatch(nodes or '', '[^,]+') do
   if node ~= me then left[#left + 1] = node end
 end
 if #left > 0 then
   redis.call('HSET', s .. 'n', ARGV[4], table.concat(left, ','))
+  return 0
+end
+-- Claimed by the one who owns the session: it runs, or is dropped when it is given back.
+local claimed = redis.call('HGET', s .. 'k', ARGV[4])
+if claimed and claimed == redis.call('GET', s .. 'o') then
+  redis.call('HDEL', s .. 'n', ARGV[4])
   return 0
 end
 forget(s, ARGV[4])
@@ -240,14 +273,18 @@ return 1
             ),
             renew: script(
                 r"
-local settling = settles(p, ARGV[4])
+settles(p, ARGV[4])
 local held = {}
 for i = 5, #ARGV do
   local lease = ARGV[i] .. 'o'
   local owner = redis.call('GET', lease)
-  if owner == me or (not owner and settling) then
-    redis.call('SET', lease, me, 'PX', ARGV[4])
+  if owner == me then
+    -- Works when the memory is full, too.
+    redis.call('PEXPIRE', lease, ARGV[4])
     held[#held + 1] = 1
+  elseif not owner then
+    redis.call('SET', lease, me, 'PX', ARGV[4])
+    held[#held + 1] = 2
   else
     held[#held + 1] = 0
   end
@@ -259,22 +296,10 @@ return held
                 r"
 if redis.call('GET', s .. 'o') ~= me then return 1 end
 redis.call('DEL', s .. 'o')
-if ARGV[4] == '' then return 1 end
-local heir = nil
-local first = redis.call('ZRANGE', s .. 'q', 0, 0)[1]
-for node in string.gmatch(first and redis.call('HGET', s .. 'n', first) or '', '[^,]+') do
-  if node ~= me and redis.call('EXISTS', p .. 'alive:' .. node) == 1 then heir = node end
-end
-if not heir then
-  local t = tonumber(redis.call('TIME')[2])
-  local nodes = redis.call('SMEMBERS', p .. 'nodes')
-  for i = 1, #nodes do
-    local node = nodes[(i + t) % #nodes + 1]
-    if node ~= me and redis.call('EXISTS', p .. 'alive:' .. node) == 1
-      and redis.call('EXISTS', p .. 'draining:' .. node) == 0 then heir = node break end
-  end
-end
-if heir then post(p, heir, ARGV[4]) end
+local node = nil
+if ARGV[5] == 'another' then node = heir(p, s, me)
+elseif ARGV[5] == 'caller' and redis.call('ZCARD', s .. 'q') > 0 then node = heir(p, s, '') end
+if node then post(p, node, ARGV[4]) end
 return 1
 ",
             ),
@@ -316,12 +341,16 @@ return 1
             beat: script(
                 r"
 local world, run = redis.call('GET', p .. 'world'), ARGV[4]
+-- What is there already is only prolonged: that works when the memory is full, too.
+if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[5]) == 0 then
+  redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[5])
+end
 if world ~= run then
-  if world ~= '?' and ARGV[7] ~= '1' then redis.call('SET', p .. 'settling', '1', 'PX', ARGV[6]) end
+  if ARGV[7] == '1' then redis.call('DEL', p .. 'settling')
+  elseif world ~= '?' then redis.call('SET', p .. 'settling', '1', 'PX', ARGV[6]) end
   redis.call('SET', p .. 'world', run)
 end
-redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[5])
-redis.call('SADD', p .. 'nodes', me)
+if redis.call('SISMEMBER', p .. 'nodes', me) == 0 then redis.call('SADD', p .. 'nodes', me) end
 if ARGV[8] == '1' then redis.call('SET', p .. 'draining:' .. me, '1', 'EX', 3600) end
 redis.call('EXPIRE', p .. 'inbox:' .. me, 120)
 for _, node in ipairs(redis.call('SRANDMEMBER', p .. 'nodes', 3)) do

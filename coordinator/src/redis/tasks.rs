@@ -1,20 +1,23 @@
 //! What keeps a node in its cluster: the heartbeat, the renewal of leases, the inbox, errands, and the look every two seconds
 //! at whatever Redis may have lost.
 
-use super::{Errand, Frame, Redis, Successor, WATCH, locked};
+use super::{Chore, Frame, News, RETRY, Redis, Successor, WATCH, locked};
 use crate::cluster::{Progress, Signal};
-use engine::ids::{CallId, SessionId};
+use engine::ids::SessionId;
 use redis::streams::{StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, RedisResult};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
+/// Heartbeats and looks are as frequent as this, and several to a lease.
 const BEAT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(2);
 const RENEWALS_PER_LEASE: u32 = 3;
+const LOOKS_PER_LEASE: u32 = 4;
+/// What was given up last is still released, and offered to others, within this time.
+const LAST_CHORES: Duration = Duration::from_secs(2);
 /// How long a read of the inbox blocks.
 const BLOCK: Duration = Duration::from_secs(5);
 const INBOX_BATCH: usize = 512;
@@ -23,32 +26,43 @@ const RECONNECT: Duration = Duration::from_millis(250);
 /// The tasks of one node.
 pub struct Tasks {
     redis: Redis,
-    errands: mpsc::UnboundedReceiver<Errand>,
+    news: mpsc::Receiver<News>,
+    chores: Chores,
     signal: mpsc::UnboundedSender<Signal>,
+}
+
+/// What is to be done, and what of it has begun.
+struct Chores {
+    queue: mpsc::Receiver<Chore>,
+    begun: Option<Chore>,
 }
 
 impl Tasks {
     pub(super) fn new(
         redis: Redis,
-        errands: mpsc::UnboundedReceiver<Errand>,
+        news: mpsc::Receiver<News>,
+        queue: mpsc::Receiver<Chore>,
         signal: mpsc::UnboundedSender<Signal>,
     ) -> Self {
-        Self { redis, errands, signal }
+        Self { redis, news, chores: Chores { queue, begun: None }, signal }
     }
 
     /// Runs until the stop, then leaves the cluster.
     pub async fn run(self, stop: CancellationToken) {
-        let Tasks { redis, errands, signal } = self;
+        let Tasks { redis, news, mut chores, signal } = self;
         let work = async {
             tokio::join!(
                 redis.beat(),
                 redis.renew(),
                 redis.read_inbox(&signal),
-                redis.run_errands(errands),
+                redis.run_news(news),
+                redis.run_chores(&mut chores),
                 redis.look()
             )
         };
         stop.run_until_cancelled(Box::pin(work)).await;
+        chores.queue.close();
+        let _ = tokio::time::timeout(LAST_CHORES, redis.run_chores(&mut chores)).await;
         let _: RedisResult<u8> = redis.call(&redis.0.scripts.bye, "", |s| s).await;
     }
 }
@@ -63,7 +77,7 @@ impl Redis {
     async fn beat(&self) {
         // If no node was alive within a lease time, nobody owns anything: the world needs no time to settle.
         let mut alone = self.0.log.others_alive(self.0.settings.lease).await.is_ok_and(|others| !others);
-        let mut ticks = ticks(BEAT);
+        let mut ticks = ticks(BEAT.min(self.0.settings.lease / LOOKS_PER_LEASE));
         loop {
             ticks.tick().await;
             if let Err(error) = self.beat_once(alone).await {
@@ -80,7 +94,7 @@ impl Redis {
     async fn beat_once(&self, alone: bool) -> RedisResult<()> {
         let run = self.0.link.run_id().await?;
         let lease = self.lease_ms();
-        let (alone, draining) = (u8::from(alone), u8::from(self.0.draining.load(Ordering::Relaxed)));
+        let (alone, draining) = (u8::from(alone), u8::from(self.is_draining()));
         self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(run).arg(lease).arg(lease).arg(alone).arg(draining))
             .await
             .map(drop)
@@ -107,13 +121,12 @@ impl Redis {
             match held {
                 Ok(held) => {
                     for (session, held) in sessions.iter().zip(held) {
-                        if held == 1 {
-                            locked(&self.0.leases).entry(*session).and_modify(|until| {
-                                *until = asked + self.0.settings.lease;
-                            });
-                        } else {
+                        if held == 0 {
                             tracing::warn!(%session, "a lease was lost");
                             self.lose(*session);
+                        } else if let Some(lease) = locked(&self.0.leases).get_mut(session) {
+                            lease.until = asked + self.0.settings.lease;
+                            lease.doubt |= held == 2;
                         }
                     }
                 }
@@ -156,9 +169,6 @@ impl Redis {
             }
             Frame::Offer(session) => self.adopt(session).await,
             Frame::Cut(session) => self.0.log.feeds().cut_here(session),
-            Frame::Refused(session, CallId([0, ..]), error) => {
-                self.0.desk.with(session, |slot| slot.refuse_waiting(&error));
-            }
             Frame::Refused(session, call, error) => self.settle(session, call, Progress::Refused(error)),
             Frame::Follow(session, call, winner) => self.settle(session, call, Progress::Follow(winner)),
             Frame::Revoked(key) => {
@@ -179,47 +189,80 @@ impl Redis {
         }
     }
 
-    async fn run_errands(&self, mut errands: mpsc::UnboundedReceiver<Errand>) {
-        while let Some(errand) = errands.recv().await {
-            if let Err(error) = self.run_errand(errand).await {
-                tracing::debug!(error = %error, "an errand to Redis was in vain");
+    async fn run_news(&self, mut news: mpsc::Receiver<News>) {
+        while let Some(news) = news.recv().await {
+            // While Redis is away nothing waits for it here.
+            if self.0.link.up()
+                && let Err(error) = self.run_one_news(news).await
+            {
+                tracing::debug!(error = %error, "other nodes could not be told the news");
             }
         }
     }
 
-    async fn run_errand(&self, errand: Errand) -> RedisResult<()> {
-        let scripts = &self.0.scripts;
-        match errand {
-            Errand::Leave(session, call) => {
-                self.call::<u8>(&scripts.leave, &self.keys(session), |s| s.arg(call.to_string())).await?;
+    async fn run_one_news(&self, news: News) -> RedisResult<()> {
+        let (session, frame) = match news {
+            News::Watch(session) => {
+                self.watch(session).await;
+                return Ok(());
             }
-            Errand::Release(session, successor) => {
-                if self.0.desk.with(session, |slot| slot.owned).unwrap_or(false) {
-                    return Ok(());
+            News::Cut(session) => (session, Frame::Cut(session)),
+            News::Committed(committed) => (committed.session, Frame::Committed(*committed)),
+        };
+        let frame = frame.encode();
+        self.call::<u8>(&self.0.scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await.map(drop)
+    }
+
+    /// Does one after the other, however long Redis is away. One that was interrupted is begun again.
+    async fn run_chores(&self, chores: &mut Chores) {
+        loop {
+            if chores.begun.is_none() {
+                chores.begun = chores.queue.recv().await;
+            }
+            let Some(chore) = &chores.begun else { return };
+            if let Err(error) = self.run_chore(chore).await {
+                tracing::debug!(error = %error, "a chore in Redis was in vain");
+                if !self.0.link.up() {
+                    tokio::time::sleep(RETRY).await;
+                    continue;
                 }
-                let offer = match successor {
-                    Successor::Another => Frame::Offer(session).encode(),
-                    Successor::Nobody => String::new(),
-                };
-                self.call::<u8>(&scripts.release, &self.keys(session), |s| s.arg(offer)).await?;
             }
-            Errand::Watch(session) => self.watch(session).await,
-            Errand::Cut(session) => {
-                let frame = Frame::Cut(session).encode();
-                self.call::<u8>(&scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await?;
-            }
-            Errand::Committed(committed) => {
-                let session = committed.session;
-                let frame = Frame::Committed(*committed).encode();
-                self.call::<u8>(&scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await?;
+            if let Some(Chore::Release(session, _)) = chores.begun.take()
+                && self.released(session)
+            {
+                self.adopt(session).await;
             }
         }
-        Ok(())
+    }
+
+    pub(super) async fn run_chore(&self, chore: &Chore) -> RedisResult<()> {
+        let scripts = &self.0.scripts;
+        let done: RedisResult<u8> = match chore {
+            Chore::Leave(session, call) => {
+                self.call(&scripts.leave, &self.keys(*session), |s| s.arg(call.to_string())).await
+            }
+            Chore::Release(session, successor) => {
+                let to = match successor {
+                    Successor::Another => "another",
+                    Successor::Caller => "caller",
+                    Successor::Nobody => "",
+                };
+                let offer = Frame::Offer(*session).encode();
+                self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to)).await
+            }
+            Chore::Over(session, call, Some(frame)) => {
+                self.call(&scripts.refuse, &self.keys(*session), |s| s.arg(call.to_string()).arg(frame)).await
+            }
+            Chore::Over(session, call, None) => {
+                self.call(&scripts.started, &self.keys(*session), |s| s.arg(call.to_string())).await
+            }
+        };
+        done.map(drop)
     }
 
     /// Every two seconds: waiting calls are where they should be, and watched sessions are as far as their logs.
     async fn look(&self) {
-        let mut ticks = ticks(LOOK);
+        let mut ticks = ticks(LOOK.min(self.0.settings.lease / LOOKS_PER_LEASE));
         let mut renewed = Instant::now();
         loop {
             ticks.tick().await;
@@ -231,7 +274,7 @@ impl Redis {
             if renewed.elapsed() > WATCH / 3 {
                 renewed = Instant::now();
                 for session in watched {
-                    let _ = self.0.errands.send(Errand::Watch(session));
+                    self.tell_others(News::Watch(session));
                 }
             }
         }

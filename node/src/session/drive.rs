@@ -211,8 +211,18 @@ impl Owner {
         }
     }
 
-    /// Another call with the same idempotency key has started first: this one's callers follow it.
+    /// The call has started already, and its queue entry outlived that; or another with the same idempotency key has started
+    /// first, and this one's callers follow it.
     async fn follow_winner(&self, call: CallId, opening: Option<&(Call, Gate)>) {
+        match self.app.log.call(call).await {
+            Ok(Some(record)) => {
+                let progress = record.ended.map_or(Progress::Running, |(last, outcome)| Progress::Ended(last, outcome));
+                return self.lease.tell(call, progress).await;
+            }
+            Ok(None) => {}
+            // Nothing is known: the session is taken anew and the call claimed again.
+            Err(_) => return,
+        }
         let name =
             opening.and_then(|(call, _)| call.idempotency.as_ref().map(|(name, digest)| (call.key, name, digest)));
         let Some((key, name, digest)) = name else { return };

@@ -1,0 +1,233 @@
+//! Nodes of one cluster in one process: one database, one Redis, and the words the cases are written in.
+
+use crate::redis_server::{self, RedisServer};
+use crate::world::{DEADLINE, World, until, within};
+use coordinator::cluster::{Cluster, Lease, Progress, Signal, Waiter};
+use coordinator::feed::Feeds;
+use coordinator::fresh_id;
+use coordinator::local::Local;
+use coordinator::log::Log;
+use coordinator::queue::{Call, Claim, Gate, Rejected};
+use coordinator::redis::{Redis, Settings};
+use engine::ids::{CallId, KeyId, SessionId};
+use engine::json;
+use engine::params::SendMessage;
+use engine::turn::Opening;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// How many calls may wait in a session.
+pub const LIMIT: usize = 5;
+/// How long a lease lives here.
+pub const LEASE: Duration = Duration::from_secs(2);
+
+pub struct Node {
+    pub cluster: Cluster,
+    pub log: Log,
+    pub leases: mpsc::UnboundedReceiver<Lease>,
+    pub signals: Option<mpsc::UnboundedReceiver<Signal>>,
+    pub name: String,
+    membership: Option<Membership>,
+}
+
+struct Membership {
+    stop: CancellationToken,
+    frozen: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+pub struct Cast {
+    pub world: World,
+    pub session: SessionId,
+    pub key: KeyId,
+    pub nodes: Vec<Node>,
+    pub server: Option<RedisServer>,
+    url: String,
+    pub prefix: String,
+}
+
+impl Cast {
+    async fn of(url: String, server: Option<RedisServer>) -> Self {
+        let world = World::sqlite().await;
+        let (session, key) = world.session().await;
+        let prefix = format!("test-{}:", uuid::Uuid::now_v7().simple());
+        Self { world, session, key, nodes: Vec::new(), server, url, prefix }
+    }
+
+    pub async fn local() -> Self {
+        let mut cast = Self::of(String::new(), None).await;
+        let (local, leases) = Local::new(LIMIT);
+        let (cluster, log) = (Cluster::Local(local), cast.world.log.clone());
+        cast.nodes.push(Node { cluster, log, leases, signals: None, name: "single".into(), membership: None });
+        cast
+    }
+
+    /// So many nodes on the server that most cases share.
+    pub async fn redis(nodes: usize) -> Self {
+        let url = tokio::task::spawn_blocking(redis_server::shared).await.expect("a Redis server");
+        Self::on(url, None, nodes).await
+    }
+
+    /// On a server that nobody else uses.
+    pub async fn alone(nodes: usize) -> Self {
+        let server = tokio::task::spawn_blocking(RedisServer::start).await.expect("a Redis server");
+        Self::on(server.url(), Some(server), nodes).await
+    }
+
+    async fn on(url: String, server: Option<RedisServer>, nodes: usize) -> Self {
+        let mut cast = Self::of(url, server).await;
+        for _ in 0..nodes {
+            cast.join().await;
+        }
+        cast
+    }
+
+    /// One more node; returns when the cluster knows it.
+    pub async fn join(&mut self) -> usize {
+        let log = Log::new(self.world.db.clone(), Arc::new(Feeds::default()));
+        let settings = Settings { url: self.url.clone().into(), prefix: self.prefix.clone(), lease: LEASE };
+        let (redis, received) = Redis::new(settings, log.clone(), LIMIT).expect("a node");
+        let (stop, (frozen, freezes)) = (CancellationToken::new(), watch::channel(false));
+        let task = tokio::spawn(unless_frozen(received.tasks.run(stop.clone()), freezes));
+        let cluster = Cluster::Redis(redis);
+        let name = until("the node is known", async || {
+            let nodes = cluster.nodes().await;
+            let me = nodes.iter().flatten().find(|member| member.asked).map(|member| member.node.clone());
+            me.ok_or_else(|| format!("{nodes:?}"))
+        })
+        .await;
+        let membership = Some(Membership { stop, frozen, task });
+        let (leases, signals) = (received.leases, Some(received.signals));
+        self.nodes.push(Node { cluster, log, leases, signals, name, membership });
+        self.nodes.len() - 1
+    }
+
+    pub async fn end(mut self) {
+        for node in self.nodes.drain(..) {
+            node.leave().await;
+        }
+        self.world.end().await;
+    }
+
+    pub fn message(&self) -> Call {
+        message(self.key)
+    }
+
+    pub fn keyed(&self, name: &str, digest: u8) -> Call {
+        Call { idempotency: Some((name.into(), [digest; 32])), ..message(self.key) }
+    }
+
+    pub fn compact(&self) -> Call {
+        Call { opening: Opening::Compact(None), ..message(self.key) }
+    }
+
+    pub async fn enqueue(&self, node: usize, call: &Call) -> Waiter {
+        let accepted = self.nodes[node].cluster.enqueue(self.session, call.clone());
+        within("a call is accepted", accepted).await.unwrap_or_else(|rejected| panic!("{rejected:?}"))
+    }
+
+    pub async fn try_enqueue(&self, node: usize, call: &Call) -> Result<Waiter, Rejected> {
+        within("a call is answered", self.nodes[node].cluster.enqueue(self.session, call.clone())).await
+    }
+
+    pub async fn lease(&mut self, node: usize) -> Lease {
+        within("a lease", self.nodes[node].leases.recv()).await.expect("a node that serves")
+    }
+
+    pub fn no_lease(&mut self, node: usize) {
+        assert!(self.nodes[node].leases.try_recv().is_err(), "node {node} got a lease");
+    }
+
+    /// Another session.
+    pub async fn another(&self) -> SessionId {
+        self.world.session().await.0
+    }
+
+    pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.url.as_str()).expect("a URL");
+        client.get_multiplexed_async_connection().await.expect("a connection")
+    }
+
+    /// Keys of the session on the server.
+    pub fn at(&self, what: &str) -> String {
+        format!("{}{{{}}}:{what}", self.prefix, self.session)
+    }
+
+    pub async fn flush(&self) {
+        let _: String = redis::cmd("FLUSHALL").query_async(&mut self.raw().await).await.expect("emptied");
+    }
+}
+
+impl Node {
+    /// Does nothing any more until it is thawed: no heartbeat, no renewal, no reading.
+    pub fn freeze(&self, frozen: bool) {
+        self.membership.as_ref().expect("a node of a cluster").frozen.send_replace(frozen);
+    }
+
+    /// Dies without a word.
+    pub fn kill(&mut self) {
+        self.membership.take().expect("a node of a cluster").task.abort();
+    }
+
+    pub async fn leave(mut self) {
+        if let Some(membership) = self.membership.take() {
+            membership.stop.cancel();
+            membership.frozen.send_replace(false);
+            within("a node leaves", membership.task).await.expect("no panic");
+        }
+    }
+}
+
+async fn unless_frozen(inner: impl Future<Output = ()>, mut frozen: watch::Receiver<bool>) {
+    let mut inner = Box::pin(inner);
+    loop {
+        if *frozen.borrow_and_update() {
+            if frozen.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        tokio::select! {
+            biased;
+            changed = frozen.changed() => if changed.is_err() { return },
+            () = &mut inner => return,
+        }
+    }
+}
+
+pub fn message(key: KeyId) -> Call {
+    let params = json::built(r#"{"message":{"content":"hi"}}"#.into());
+    let opening = Opening::Message(SendMessage::parse(&params).expect("valid"));
+    Call { id: CallId(fresh_id()), key, opening, idempotency: None, traceparent: None }
+}
+
+/// The next call, once there is one.
+pub async fn run(lease: &Lease, gate: Gate) -> CallId {
+    until("a call to run", async || match lease.claim(gate).await {
+        Claim::Run(call) => Ok(call.id),
+        other => Err(format!("{other:?}")),
+    })
+    .await
+}
+
+/// Nobody waits any more, and so nobody can go.
+pub async fn idle(lease: &Lease) {
+    until("nobody waits", async || if lease.wanted().await { Err("somebody waits") } else { Ok(()) }).await;
+    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nobody can go");
+}
+
+/// The progress that satisfies.
+pub async fn told(waiter: &mut Waiter, satisfies: impl Fn(&Progress) -> bool) -> Progress {
+    let end = tokio::time::Instant::now() + DEADLINE;
+    loop {
+        let progress = waiter.progress();
+        if satisfies(&progress) {
+            return progress;
+        }
+        let news = tokio::time::timeout_at(end, waiter.changed()).await;
+        assert!(matches!(news, Ok(true)), "not in time; last: {progress:?}");
+    }
+}
