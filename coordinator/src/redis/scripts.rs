@@ -2,8 +2,8 @@
 //!
 //! Keys of a session, all under one hash tag: `q` the queue (call → place), `c` entries, `m` what the claim needs of each
 //! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
-//! `l` the last place, `o` the lease, `w` the watching nodes. Of the cluster: `world`, `settling`, `nodes`, `alive:<node>`,
-//! `inbox:<node>`.
+//! `l` the last place, `o` the lease, `w` the watching nodes. Of the cluster: `world`, `pulse` (a node was here within a
+//! lease time), `settling`, `nodes`, `alive:<node>`, `draining:<node>`, `inbox:<node>`.
 //!
 //! What a wipe does: leases, entries and watch sets are made again by their nodes within the time that everything settles;
 //! the database knows every call that has started.
@@ -13,8 +13,8 @@ use redis::Script;
 /// How long a session's keys live after the last touch, in seconds.
 const KEEP: u32 = 86_400;
 
-/// Lua that several scripts share. A world that is not there was emptied: nothing is taken or popped until owners and
-/// callers have made their entries again.
+/// Lua that several scripts share. A world that is not there was emptied; one without a pulse was away from every node for a
+/// lease time. Nothing is taken or popped until owners and callers have made their entries again.
 const SHARED: &str = r"
 local function alive(prefix, nodes)
   for node in string.gmatch(nodes or '', '[^,]+') do
@@ -62,9 +62,11 @@ local function heir(prefix, s, not_me)
   end
 end
 local function settles(prefix, lease)
-  if redis.call('EXISTS', prefix .. 'world') == 0 then
-    redis.call('SET', prefix .. 'world', '?')
+  local emptied = redis.call('EXISTS', prefix .. 'world') == 0
+  if emptied or redis.call('EXISTS', prefix .. 'pulse') == 0 then
+    if emptied then redis.call('SET', prefix .. 'world', '?') end
     redis.call('SET', prefix .. 'settling', '1', 'PX', lease)
+    redis.call('SET', prefix .. 'pulse', '1', 'PX', lease)
   end
   return redis.call('EXISTS', prefix .. 'settling') == 1
 end
@@ -163,10 +165,12 @@ if not place then
   redis.call('HSET', s .. 'c', call, entry)
   redis.call('HSET', s .. 'm', call, meta)
   if idem ~= '' then redis.call('HSET', s .. 'i', idem, call .. ':' .. digest) end
-  keep()
 end
 local nodes = redis.call('HGET', s .. 'n', call) or ''
-if not string.find(nodes, me, 1, true) then redis.call('HSET', s .. 'n', call, nodes .. ',' .. me) end
+if not string.find(nodes, me, 1, true) then
+  redis.call('HSET', s .. 'n', call, nodes .. ',' .. me)
+  keep()
+end
 local owner = redis.call('GET', s .. 'o')
 if not owner and not settling and offer ~= '' then
   local node = heir(p, s, me)
@@ -184,8 +188,10 @@ return {'ok', call, string.format('%.0f', place), owner or ''}
                 r"
 local gate, holder, lease = ARGV[4], ARGV[5], ARGV[6]
 local settling = settles(p, lease)
-if redis.call('GET', s .. 'o') ~= me then return {'lost'} end
-if settling then return {'wait'} end
+local owner = redis.call('GET', s .. 'o')
+if owner and owner ~= me then return {'lost'} end
+-- A lease that is gone is made again by the next renewal, unless another is faster.
+if settling or not owner then return {'wait'} end
 local first, owners, compacts = nil, nil, {'refuse'}
 for _, call in ipairs(redis.call('ZRANGE', s .. 'q', 0, -1)) do
   local meta = redis.call('HGET', s .. 'm', call)
@@ -204,6 +210,7 @@ local call = first
 if gate == 'held' then call = owners elseif gate == 'expired' and owners then call = owners end
 if not call then return {'wait'} end
 redis.call('HSET', s .. 'k', call, me)
+keep()
 return {'run', call, redis.call('HGET', s .. 'c', call)}
 ",
             ),
@@ -340,16 +347,19 @@ return 1
             ),
             beat: script(
                 r"
-local world, run = redis.call('GET', p .. 'world'), ARGV[4]
+local run, alone = ARGV[4], ARGV[7] == '1'
+if not alone then settles(p, ARGV[6]) end
+local world = redis.call('GET', p .. 'world')
 -- What is there already is only prolonged: that works when the memory is full, too.
 if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[5]) == 0 then
   redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[5])
 end
+if redis.call('PEXPIRE', p .. 'pulse', ARGV[6]) == 0 then redis.call('SET', p .. 'pulse', '1', 'PX', ARGV[6]) end
 if world ~= run then
-  if ARGV[7] == '1' then redis.call('DEL', p .. 'settling')
-  elseif world ~= '?' then redis.call('SET', p .. 'settling', '1', 'PX', ARGV[6]) end
+  if world ~= '?' and not alone then redis.call('SET', p .. 'settling', '1', 'PX', ARGV[6]) end
   redis.call('SET', p .. 'world', run)
 end
+if alone then redis.call('DEL', p .. 'settling') end
 if redis.call('SISMEMBER', p .. 'nodes', me) == 0 then redis.call('SADD', p .. 'nodes', me) end
 if ARGV[8] == '1' then redis.call('SET', p .. 'draining:' .. me, '1', 'EX', 3600) end
 redis.call('EXPIRE', p .. 'inbox:' .. me, 120)

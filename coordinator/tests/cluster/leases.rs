@@ -1,1 +1,218 @@
+//! Who owns a session, between several nodes.
 
+use crate::cast::{Cast, LEASE, run};
+use crate::world::{ended, going_on, opening, until, within};
+use coordinator::cluster::{Lease, Progress};
+use coordinator::queue::Gate;
+use std::time::Duration;
+use tokio::time::Instant;
+
+async fn owner(cast: &Cast) -> Option<String> {
+    let last = cast.nodes.last().expect("a node");
+    last.cluster.owner(cast.session).await.expect("redis answers")
+}
+
+async fn owned_by(cast: &Cast, node: usize) {
+    let name = cast.nodes[node].name.clone();
+    until("the owner", async || match owner(cast).await {
+        Some(owner) if owner == name => Ok(()),
+        other => Err(other),
+    })
+    .await;
+}
+
+async fn taken_over(cast: &mut Cast, node: usize) -> Lease {
+    let started = Instant::now();
+    let lease = cast.lease(node).await;
+    let took = started.elapsed();
+    assert!(took < LEASE + Duration::from_secs(4), "the lease passed on after {took:?}");
+    lease
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_nodes_one_serves() {
+    let mut cast = Cast::redis(2).await;
+    for _ in 0..5 {
+        let (first, second) = (cast.message(), cast.message());
+        let (one, two) = tokio::join!(cast.enqueue(0, &first), cast.enqueue(1, &second));
+        tokio::join!(cast.nodes[0].cluster.adopt(cast.session), cast.nodes[1].cluster.adopt(cast.session));
+        let name = owner(&cast).await.expect("an owner");
+        let (owner, other) = if cast.nodes[0].name == name { (0, 1) } else { (1, 0) };
+        let lease = cast.lease(owner).await;
+        cast.no_lease(other);
+        for _ in 0..2 {
+            let call = run(&lease, Gate::Free).await;
+            assert!(call == first.id || call == second.id);
+            lease.tell(call, Progress::Running).await;
+        }
+        drop((one, two));
+        assert!(lease.release().await.is_ok());
+        until("nobody owns it", async || match self::owner(&cast).await {
+            None => Ok(()),
+            other => Err(other),
+        })
+        .await;
+    }
+    cast.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_renewed_until_its_node_dies() {
+    let mut cast = Cast::redis(2).await;
+    let call = cast.message();
+    let _waiter = cast.enqueue(1, &call).await;
+    // Node 1 accepted it and serves; then only node 0 is left to serve a call of its own.
+    let lease = cast.lease(1).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    let end = Instant::now() + 2 * LEASE;
+    until("two lease times are over", async || if Instant::now() > end { Ok(()) } else { Err(()) }).await;
+    owned_by(&cast, 1).await;
+    assert!(lease.confirm().await && lease.may_act(1).await && !lease.lost.is_cancelled());
+    cast.nodes[1].kill();
+    let next = cast.message();
+    let _next = cast.enqueue(0, &next).await;
+    let new = taken_over(&mut cast, 0).await;
+    assert!(!lease.confirm().await);
+    assert_eq!(run(&new, Gate::Free).await, next.id, "the dead node's call is skipped");
+    cast.end().await;
+}
+
+/// An owner frozen past its lease wakes up after another took over, whether or not that one still serves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_owner_acts_no_more() {
+    for still in [true, false] {
+        let mut cast = Cast::redis(2).await;
+        cast.nodes[0].cluster.adopt(cast.session).await;
+        let old = cast.lease(0).await;
+        let row = cast.world.own(cast.session).await;
+        let call = opening(cast.session, row.epoch, cast.key, engine::turn::Gate::Free);
+        cast.world.log.append(call.clone()).await.expect("opened");
+        assert!(old.may_act(row.epoch).await);
+        cast.nodes[0].freeze(true);
+        until("the lease is over", async || match owner(&cast).await {
+            None => Ok(()),
+            other => Err(other),
+        })
+        .await;
+        cast.nodes[1].cluster.adopt(cast.session).await;
+        let new = cast.lease(1).await;
+        let taken = cast.world.own(cast.session).await;
+        if !still {
+            assert!(new.release().await.is_ok());
+            until("the lease is released", async || match owner(&cast).await {
+                None => Ok(()),
+                other => Err(other),
+            })
+            .await;
+        } else {
+            std::mem::forget(new);
+        }
+        cast.nodes[0].freeze(false);
+        if !still {
+            owned_by(&cast, 0).await;
+        }
+        until("it may act no more", async || if old.may_act(row.epoch).await { Err(()) } else { Ok(()) }).await;
+        within("it is told", old.lost.cancelled()).await;
+        assert!(cast.world.log.append(going_on(&call, ended())).await.is_err(), "fenced");
+        let own = coordinator::log::Append { epoch: taken.epoch, ..going_on(&call, ended()) };
+        cast.world.log.append(own).await.expect("the new owner's");
+        cast.end().await;
+    }
+}
+
+/// It had won the lease and read the epoch; then it froze, and another took over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_winner_pushes_nobody_away() {
+    let mut cast = Cast::redis(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let late = cast.lease(0).await;
+    let seen = cast.nodes[0].log.row(cast.session).await.expect("a row");
+    assert!(late.confirm().await);
+    cast.nodes[0].freeze(true);
+    let call = cast.message();
+    let _waiter = cast.enqueue(1, &call).await;
+    let new = taken_over(&mut cast, 1).await;
+    let row = cast.world.own(cast.session).await;
+    assert!(cast.nodes[0].log.take(cast.session, seen.epoch).await.is_err(), "the epoch has moved");
+    cast.nodes[0].freeze(false);
+    assert!(!late.confirm().await);
+    within("it is told", late.lost.cancelled()).await;
+    drop(late);
+    assert!(new.confirm().await && new.may_act(row.epoch).await, "the release of the late one ends nothing");
+    assert_eq!(run(&new, Gate::Free).await, call.id);
+    cast.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draining_node_hands_over_at_once() {
+    let mut cast = Cast::redis(2).await;
+    let call = cast.message();
+    let _waiter = cast.enqueue(0, &call).await;
+    let lease = cast.lease(0).await;
+    cast.nodes[0].cluster.drain();
+    lease.hand_over();
+    let lease = cast.lease(1).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id, "its client still waits at the old node");
+    lease.tell(call.id, Progress::Running).await;
+    assert!(lease.release().await.is_ok());
+    // A call that comes in the drain is accepted, and served elsewhere.
+    let late = cast.message();
+    let _late = cast.enqueue(0, &late).await;
+    let lease = cast.lease(1).await;
+    assert_eq!(run(&lease, Gate::Free).await, late.id);
+    cast.no_lease(0);
+    cast.end().await;
+}
+
+/// What a node gives up with its last breath is offered to others, not left to expire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leaving_node_releases_everything() {
+    let mut cast = Cast::redis(2).await;
+    let mut held = Vec::new();
+    let mut sessions = Vec::new();
+    for _ in 0..50 {
+        let session = cast.another().await;
+        cast.nodes[0].cluster.adopt(session).await;
+        held.push(cast.lease(0).await);
+        sessions.push(session);
+    }
+    let leaving = cast.nodes.remove(0);
+    leaving.cluster.drain();
+    held.into_iter().for_each(Lease::hand_over);
+    leaving.leave().await;
+    for _ in 0..50 {
+        let lease = cast.lease(0).await;
+        assert!(sessions.contains(&lease.session()));
+        std::mem::forget(lease);
+    }
+    cast.end().await;
+}
+
+/// The node takes no more leases: what it is given all the same goes to another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_stays_with_a_node_that_serves_no_more() {
+    let mut cast = Cast::redis(2).await;
+    cast.nodes[0].leases.close();
+    let call = cast.message();
+    let _waiter = cast.enqueue(0, &call).await;
+    cast.nodes[0].cluster.drain();
+    let lease = cast.lease(1).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    cast.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_reaches_the_owner_elsewhere() {
+    let mut cast = Cast::redis(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let (cluster, session) = (cast.nodes[1].cluster.clone(), cast.session);
+    let error = engine::rpc::RpcError::not_open("closed");
+    let stopping = tokio::spawn(async move { cluster.stop(session, &error).await });
+    within("the owner is told", lease.stop.cancelled()).await;
+    assert!(!stopping.is_finished());
+    drop(lease);
+    within("the stop ends", stopping).await.expect("no panic");
+    assert_eq!(owner(&cast).await, None);
+    cast.end().await;
+}

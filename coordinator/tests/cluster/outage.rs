@@ -1,1 +1,143 @@
+//! Redis emptied, restarted, stopped, stalled.
 
+use crate::cast::{Cast, LEASE, idle, run};
+use crate::world::{opening, until, within};
+use coordinator::cluster::Progress;
+use coordinator::queue::{Claim, Gate, Rejected};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Calls A and B wait behind a turn when Redis forgets everything, and C comes first.
+async fn order_survives(cast: &mut Cast, forget: impl AsyncFnOnce(&mut Cast)) {
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let row = cast.world.own(cast.session).await;
+    cast.world.log.append(opening(cast.session, row.epoch, cast.key, engine::turn::Gate::Free)).await.expect("a turn");
+    assert!(lease.may_act(row.epoch).await);
+    let (a, b, c) = (cast.message(), cast.message(), cast.message());
+    let _a = cast.enqueue(0, &a).await;
+    let _b = cast.enqueue(1, &b).await;
+    forget(cast).await;
+    let _c = cast.enqueue(1, &c).await;
+    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nothing is popped before it has settled");
+    cast.nodes[1].cluster.adopt(cast.session).await;
+    cast.no_lease(1);
+    assert!(!lease.lost.is_cancelled(), "the running turn goes on");
+    assert!(lease.may_act(row.epoch).await);
+    for call in [a, b, c] {
+        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert!(lease.may_act(row.epoch).await && lease.confirm().await);
+        lease.tell(call.id, Progress::Running).await;
+    }
+    idle(&lease).await;
+    cast.no_lease(1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_changes_no_order() {
+    let mut cast = Cast::alone(2).await;
+    order_survives(&mut cast, async |cast| cast.flush().await).await;
+    cast.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_redis_changes_no_order() {
+    let mut cast = Cast::alone(2).await;
+    order_survives(&mut cast, async |cast| {
+        let mut server = cast.server.take().expect("a server");
+        let server = tokio::task::spawn_blocking(move || {
+            server.stop();
+            server.run();
+            server
+        });
+        cast.server = Some(server.await.expect("restarted"));
+    })
+    .await;
+    cast.end().await;
+}
+
+/// Two nodes meet in a new world: nobody takes a session with an open turn before its owner could say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_takes_an_open_turn_in_a_new_world() {
+    let mut cast = Cast::alone(2).await;
+    cast.flush().await;
+    cast.nodes[1].cluster.adopt(cast.session).await;
+    cast.no_lease(1);
+    let settled = Instant::now();
+    let lease = until("it settles", async || {
+        cast.nodes[1].cluster.adopt(cast.session).await;
+        cast.nodes[1].leases.try_recv().map_err(|error| error.to_string())
+    })
+    .await;
+    assert!(settled.elapsed() > LEASE / 2, "after {:?}", settled.elapsed());
+    assert!(lease.confirm().await);
+    cast.end().await;
+}
+
+/// A node that starts alone need not wait for anybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_node_starts_at_once() {
+    let started = Instant::now();
+    let mut cast = Cast::redis(1).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let _lease = cast.lease(0).await;
+    assert!(started.elapsed() < LEASE + Duration::from_secs(3));
+    let settling: bool =
+        redis::cmd("EXISTS").arg(format!("{}settling", cast.prefix)).query_async(&mut cast.raw().await).await.unwrap();
+    assert!(!settling);
+    cast.end().await;
+}
+
+/// Calls wait, then are told so; what was accepted and what runs goes on; what was left meanwhile is not run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_hangs() {
+    let mut cast = Cast::alone(2).await;
+    let (accepted, left) = (cast.message(), cast.message());
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let row = cast.world.own(cast.session).await;
+    assert!(lease.may_act(row.epoch).await);
+    let _accepted = cast.enqueue(1, &accepted).await;
+    let leaves = cast.enqueue(1, &left).await;
+    cast.server.as_ref().unwrap().signal("STOP");
+    drop(leaves);
+    let asked = Instant::now();
+    let many = futures_util::future::join_all((0..4).map(|_| async {
+        let call = cast.message();
+        cast.try_enqueue(0, &call).await.err()
+    }));
+    assert_eq!(many.await, [Some(Rejected::Away); 4]);
+    let (waited, bound) = (asked.elapsed(), Duration::from_secs(10));
+    assert!(waited >= bound && waited < bound + Duration::from_secs(4), "{waited:?}");
+    assert!(waited > LEASE && lease.may_act(row.epoch).await, "nobody took over, says the database");
+    assert!(!lease.may_act(row.epoch - 1).await, "and it is asked");
+    within("a word that nobody hears is not waited for", lease.tell(cast.message().id, Progress::Running)).await;
+    cast.server.as_ref().unwrap().signal("CONT");
+    let epoch = row.epoch;
+    until("the turn goes on", async || if lease.may_act(epoch).await { Ok(()) } else { Err("may not act") }).await;
+    assert_eq!(run(&lease, Gate::Free).await, accepted.id);
+    lease.tell(accepted.id, Progress::Running).await;
+    idle(&lease).await;
+    assert!(!lease.lost.is_cancelled());
+    cast.end().await;
+}
+
+/// The memory is full: leases are kept and nodes count as alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_redis_loses_no_lease() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let mut raw = cast.raw().await;
+    let set = |bytes: &str| redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).to_owned();
+    let _: String = set("1").query_async(&mut raw).await.expect("set");
+    let end = Instant::now() + 2 * LEASE;
+    until("two lease times are over", async || if Instant::now() > end { Ok(()) } else { Err(()) }).await;
+    assert!(lease.may_act(1).await && lease.confirm().await && !lease.lost.is_cancelled());
+    assert_eq!(cast.nodes[1].cluster.nodes().await.expect("answered").len(), 2);
+    let _: String = set("0").query_async(&mut raw).await.expect("set");
+    let call = cast.message();
+    let _waiter = cast.enqueue(1, &call).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    cast.end().await;
+}
