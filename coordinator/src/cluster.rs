@@ -79,6 +79,11 @@ impl Cluster {
         Waiter { session, call, progress, cluster: self.clone() }
     }
 
+    /// Whether other nodes can serve what this one has accepted.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Cluster::Redis(_))
+    }
+
     /// Accepts a call: from here on it has its place. One with a known idempotency key joins the first.
     ///
     /// # Errors
