@@ -240,7 +240,6 @@ impl Owner {
             }
             After::Error => {
                 self.lease.refuse_all(&RpcError::not_open("error")).await;
-                self.app.mcp.close(self.session).await;
                 return Ended::Stop;
             }
         }
