@@ -158,6 +158,11 @@ impl Session {
         format!("/api/v1/sessions/{}{rest}", self.id)
     }
 
+    /// The same client through another node.
+    pub fn on(&self, api: &Api) -> Self {
+        Self { api: api.clone(), ..self.clone() }
+    }
+
     /// The port it was opened on.
     pub fn api(&self) -> &Api {
         &self.api
