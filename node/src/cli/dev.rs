@@ -115,20 +115,23 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     // The database closes when nobody holds it any more.
     drop(accounts);
 
-    print(&banner::text(&banner::Scene {
+    let banner = banner::text(&banner::Scene {
         addresses,
         data: &args.data,
         admin_key: &config.admin_key,
         model: vendor.map(|_| model.as_str()),
         client_key: &client_key,
         program,
-    }));
+    });
     let served = match &services {
-        None => Box::pin(app::run(config, db, ports, stop)).await.map_err(Failure::from),
+        None => {
+            print(&banner);
+            Box::pin(app::run(config, db, ports, stop)).await.map_err(Failure::from)
+        }
         Some(services) => {
             db.close().await;
             let cluster = nodes::Cluster { config: &config, services, data: &args.data, file: args.config.as_deref() };
-            Box::pin(cluster.run(args.nodes, added.as_ref(), ports, stop)).await
+            Box::pin(cluster.run(args.nodes, added.as_ref(), ports, &banner, stop)).await
         }
     };
     // The model goes last: turns that end after the stop still need it.

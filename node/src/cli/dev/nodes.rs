@@ -38,12 +38,13 @@ pub(super) struct Cluster<'a> {
 }
 
 impl Cluster<'_> {
-    /// Runs the nodes behind the ports until the stop, then drains them. `provider` is known to them beside the file's.
+    /// Starts the nodes behind the ports, says `banner`, and runs until the stop; then drains them. `provider` is known to them beside the file's.
     pub async fn run(
         &self,
         count: u8,
         provider: Option<&Provider>,
         ports: Ports,
+        banner: &str,
         stop: CancellationToken,
     ) -> Result<(), Failure> {
         let file = self.configuration(provider)?;
@@ -52,7 +53,7 @@ impl Cluster<'_> {
         for n in 1..=count {
             nodes.push(self.start(n, &file, &key).await?);
         }
-        let mut text = String::from("\nNodes (kill one, and watch the others go on):\n\n");
+        let mut text = format!("{banner}\nNodes (kill one, and watch the others go on):\n\n");
         for node in &nodes {
             let pid = node.process.id().unwrap_or_default();
             let _ = writeln!(
