@@ -189,6 +189,21 @@ impl Session {
         self.start(method, params).await.finish().await
     }
 
+    /// The same while the server may be in trouble: the error is a status and body instead of a stream.
+    ///
+    /// # Errors
+    /// Any answer but 200.
+    pub async fn try_rpc(&self, method: &str, params: Value) -> Result<Outcome, String> {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+        let request = self.api.request("POST", &self.path("/rpc")).header("content-type", "application/json");
+        let request = request.header("authorization", format!("Bearer {}", self.key)).body(body);
+        let answer = within("the head of an /rpc answer", request.send()).await.map_err(|error| error.to_string())?;
+        match answer.status().as_u16() {
+            200 => Ok(Frames::new(answer).finish().await),
+            status => Err(format!("{status}: {}", answer.text().await.unwrap_or_default())),
+        }
+    }
+
     /// Registers as a driver, which must succeed.
     pub async fn register(&self) {
         assert_eq!(self.rpc("session.registerDriver", json!({})).await.result()["registered"], true);

@@ -163,10 +163,13 @@ impl Node {
         self.server.spawn();
         self.server.wait_ready().await;
         self.ready().await;
-        let items = self.admin().get("/admin/v1/nodes").await.expect(200).json();
-        let items = items["items"].as_array().expect("items");
-        let asked = items.iter().find(|item| item["asked"] == true).unwrap_or_else(|| panic!("not itself: {items:?}"));
-        self.name = asked["node"].as_str().expect("a name").to_owned();
+        let admin = self.admin();
+        self.name = poll::until(poll::DEADLINE, "a node in its own list", async || {
+            let list = admin.get("/admin/v1/nodes").await.expect(200).json();
+            let asked = list["items"].as_array().expect("items").iter().find(|item| item["asked"] == true);
+            asked.map(|item| item["node"].as_str().expect("a name").to_owned()).ok_or(list)
+        })
+        .await;
     }
 
     /// Waits until `/readyz` says yes.

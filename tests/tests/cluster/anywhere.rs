@@ -172,6 +172,6 @@ async fn a_pause_expires_after_its_owners_death() {
     let outcome = waiting.finish().await;
     assert_eq!(outcome.text(), "ok");
     let log = cluster.check(&session).await;
-    assert_eq!(said(&log), ["pause", "behind"]);
+    assert_eq!(said(&log), ["pause", "behind"], "{log:#?}");
     assert!(log.types().contains(&"session.error".to_owned()), "{:?}", log.types());
 }

@@ -60,7 +60,9 @@ async fn killed_with_nobody_waiting() {
     cluster.nodes[owner].server.kill9();
     drop(running);
     let limit = TAKEOVER + Duration::from_secs(1);
-    cluster.until(&session, limit, "the turn's end", |log| log.types().ends_with(&["server.message.send".into()])).await;
+    cluster
+        .until(&session, limit, "the turn's end", |log| log.types().ends_with(&["server.message.send".into()]))
+        .await;
     let other = cluster.other(&[owner]);
     assert_eq!(cluster.at(&session, other).send("next").await.text(), "ok");
     assert_eq!(said(&cluster.check(&session).await), ["hello", "next"]);
