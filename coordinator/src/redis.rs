@@ -70,6 +70,8 @@ struct Shared {
     places: Mutex<HashMap<CallId, u64>>,
     errands: mpsc::UnboundedSender<Errand>,
     draining: AtomicBool,
+    /// The first heartbeat was sent, whether or not it arrived.
+    beaten: AtomicBool,
 }
 
 /// What is done without anybody waiting for it, in order.
@@ -117,6 +119,7 @@ impl Redis {
             places: Mutex::default(),
             errands,
             draining: AtomicBool::new(false),
+            beaten: AtomicBool::new(false),
         };
         let redis = Self(Arc::new(shared));
         redis.0.log.feeds().tell_others(Weak(Arc::downgrade(&redis.0)));
@@ -145,6 +148,10 @@ impl Redis {
     pub(crate) async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
         let owner: String = self.call(&self.0.scripts.owner, &self.keys(session), |s| s).await.map_err(away)?;
         Ok(Some(owner).filter(|owner| !owner.is_empty()))
+    }
+
+    pub(crate) fn has_joined(&self) -> bool {
+        self.0.beaten.load(Ordering::Relaxed)
     }
 
     pub(crate) fn drain(&self) {
@@ -222,7 +229,14 @@ impl Redis {
         Ok(match status.as_str() {
             "full" => Err(Rejected::Full),
             "other" => Err(Rejected::OtherParams),
-            "joined" => Ok(first.parse().ok()),
+            "joined" => {
+                let first: Option<CallId> = first.parse().ok();
+                if let Some(first) = first {
+                    // The first call's place: it is put back there if Redis loses it and its own node, too.
+                    locked(&self.0.places).insert(first, place);
+                }
+                Ok(first)
+            }
             _ => {
                 locked(&self.0.places).insert(call.id, place);
                 if owner == self.0.node {

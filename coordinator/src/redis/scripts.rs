@@ -89,7 +89,8 @@ pub(super) struct Scripts {
     pub to_all: Script,
     /// seconds.
     pub watch: Script,
-    /// run id, alive ms, lease ms, `1` if no node was alive before this one → nothing.
+    /// run id, alive ms, lease ms, `1` if no node was alive before this one, `1` if draining → 1 when Redis did not know this
+    /// node (any more).
     pub beat: Script,
     /// → the living nodes.
     pub nodes: Script,
@@ -121,7 +122,7 @@ if idem ~= '' then
       if its ~= digest then return {'other', '', 0, ''} end
       local nodes = redis.call('HGET', s .. 'n', first) or ''
       if not string.find(nodes, me, 1, true) then redis.call('HSET', s .. 'n', first, nodes .. ',' .. me) end
-      return {'joined', first, 0, ''}
+      return {'joined', first, string.format('%.0f', redis.call('ZSCORE', s .. 'q', first) or 0), ''}
     end
   end
 end
@@ -315,7 +316,8 @@ return 1
             ),
             beat: script(
                 r"
-local world, run = redis.call('GET', p .. 'world'), ARGV[4]
+local world, run, new = redis.call('GET', p .. 'world'), ARGV[4], 0
+if redis.call('EXISTS', p .. 'alive:' .. me) == 0 then new = 1 end
 if world ~= run then
   if world ~= '?' and ARGV[7] ~= '1' then redis.call('SET', p .. 'settling', '1', 'PX', ARGV[6]) end
   redis.call('SET', p .. 'world', run)
@@ -327,7 +329,7 @@ redis.call('EXPIRE', p .. 'inbox:' .. me, 120)
 for _, node in ipairs(redis.call('SRANDMEMBER', p .. 'nodes', 3)) do
   if redis.call('EXISTS', p .. 'alive:' .. node) == 0 then redis.call('SREM', p .. 'nodes', node) end
 end
-return 1
+return new
 ",
             ),
             nodes: script(

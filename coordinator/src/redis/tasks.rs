@@ -66,24 +66,37 @@ impl Redis {
         let mut ticks = ticks(BEAT);
         loop {
             ticks.tick().await;
-            if let Err(error) = self.beat_once(alone).await {
-                tracing::debug!(error = %error, "a heartbeat did not reach Redis");
-            } else {
-                alone = false;
+            match self.beat_once(alone).await {
+                Err(error) => tracing::debug!(error = %error, "a heartbeat did not reach Redis"),
+                Ok(new) => {
+                    alone = false;
+                    if new {
+                        // Redis has forgotten who watches what.
+                        self.renew_watches();
+                    }
+                }
             }
+            self.0.beaten.store(true, Ordering::Relaxed);
             if let Err(error) = self.0.log.beat().await {
                 tracing::debug!(error = %error, "a heartbeat did not reach the database");
             }
         }
     }
 
-    async fn beat_once(&self, alone: bool) -> RedisResult<()> {
+    fn renew_watches(&self) {
+        for session in self.0.log.feeds().watched() {
+            let _ = self.0.errands.send(Errand::Watch(session));
+        }
+    }
+
+    /// Says whether Redis did not know this node.
+    async fn beat_once(&self, alone: bool) -> RedisResult<bool> {
         let run = self.0.link.run_id().await?;
         let lease = self.lease_ms();
         let (alone, draining) = (u8::from(alone), u8::from(self.0.draining.load(Ordering::Relaxed)));
         self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(run).arg(lease).arg(lease).arg(alone).arg(draining))
             .await
-            .map(drop)
+            .map(|new| new == 1)
     }
 
     async fn renew(&self) {
@@ -230,9 +243,7 @@ impl Redis {
             }
             if renewed.elapsed() > WATCH / 3 {
                 renewed = Instant::now();
-                for session in watched {
-                    let _ = self.0.errands.send(Errand::Watch(session));
-                }
+                self.renew_watches();
             }
         }
     }

@@ -180,9 +180,13 @@ impl Owner {
                     self.lease.refuse_all(&RpcError::not_open(state)).await;
                     Ended::Stop
                 }
-                // The gate is not as it seemed: the database's clock decides when a pause is over.
-                Error::Refused if opening.is_some() => {
-                    self.lease.unclaim(call).await;
+                // The gate is not as it seemed (the database's clock decides when a pause is over), or nobody knows whether
+                // the call is open: the session is taken anew, which fences off what may still come, and read. A call that
+                // has opened is carried on from there, another one has kept its place.
+                Error::Refused | Error::Unknown => {
+                    if opening.is_some() {
+                        self.lease.unclaim(call).await;
+                    }
                     Ended::Reload
                 }
                 Error::Duplicate if opening.is_some() => {
@@ -211,8 +215,15 @@ impl Owner {
         }
     }
 
-    /// Another call with the same idempotency key has started first: this one's callers follow it.
+    /// The call is in the database already, or another one with its idempotency key: its callers follow that.
     async fn follow_winner(&self, call: CallId, opening: Option<&(Call, Gate)>) {
+        if let Ok(Some(started)) = self.app.log.call(call).await {
+            let progress = match started.ended {
+                Some((last, outcome)) => Progress::Ended(last, outcome),
+                None => Progress::Running,
+            };
+            return self.lease.tell(call, progress).await;
+        }
         let name =
             opening.and_then(|(call, _)| call.idempotency.as_ref().map(|(name, digest)| (call.key, name, digest)));
         let Some((key, name, digest)) = name else { return };

@@ -212,6 +212,7 @@ impl Owner {
             }
         };
         tracing::info!(session = %self.session, takeovers, "an interrupted turn is carried on");
+        self.lease.tell(call, Progress::Running).await;
         let ctx = context(&self.app, record);
         self.turn.recover(&ctx, takeovers);
         self.drive(call, ctx, None).await
