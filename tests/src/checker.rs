@@ -190,12 +190,7 @@ impl Log {
     /// Compares with what clients sent, in the order in which the cluster accepted it.
     pub fn compare_accepted(&self, accepted: &[Accepted]) -> Vec<Violation> {
         let mut all = Vec::new();
-        let said: Vec<(&str, i64)> = self
-            .events
-            .iter()
-            .filter(|event| event.kind == "client.message.send")
-            .filter_map(|event| Some((event.payload["content"].as_str()?, event.number)))
-            .collect();
+        let said: Vec<(&str, i64)> = self.events.iter().filter_map(|e| Some((e.text()?, e.number))).collect();
         let mut before: Option<(&str, i64)> = None;
         for call in accepted {
             let numbers: Vec<i64> = said.iter().filter(|(text, _)| *text == call.text).map(|(_, n)| *n).collect();

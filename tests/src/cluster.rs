@@ -297,10 +297,9 @@ impl Drop for Cluster {
     }
 }
 
-/// The contents of the messages in the log, in order, those that are texts.
-pub fn said(log: &Log) -> Vec<String> {
-    let sent = log.events.iter().filter(|event| event.kind == "client.message.send");
-    sent.filter_map(|event| event.payload["content"].as_str().map(str::to_owned)).collect()
+/// What clients have said, in the log's order.
+pub fn said(log: &Log) -> Vec<&str> {
+    log.events.iter().filter_map(|event| event.text()).collect()
 }
 
 /// The events of one type.

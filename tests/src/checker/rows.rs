@@ -1,4 +1,4 @@
-//! A session's record as Postgres holds it. With `database` the only place that knows table and column names.
+//! A session's record as Postgres holds it. With `database` the only place of this crate that knows table and column names.
 
 use serde_json::Value;
 use sqlx::postgres::PgPool;
@@ -20,6 +20,15 @@ pub struct Recorded {
     pub from_client: bool,
     /// As stored.
     pub payload: Value,
+}
+
+impl Recorded {
+    /// What a client's message says: its content, or the text behind the tool results that it is sent with.
+    pub fn text(&self) -> Option<&str> {
+        let content = (self.kind == "client.message.send").then(|| &self.payload["content"])?;
+        let block = content.as_array().and_then(|blocks| blocks.iter().find(|block| block["type"] == "text"));
+        content.as_str().or_else(|| block?["text"].as_str())
+    }
 }
 
 /// A call's row.

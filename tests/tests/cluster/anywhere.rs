@@ -96,7 +96,7 @@ async fn delete_through_another_node() {
         assert_eq!(error, (-32000, "session is closed, not open".to_owned()));
     }
     let log = cluster.check(&session).await;
-    assert_eq!((log.state.as_str(), said(&log)), ("closed", vec!["running".to_owned()]));
+    assert_eq!((log.state.as_str(), said(&log)), ("closed", vec!["running"]));
 }
 
 #[tokio::test]
@@ -172,6 +172,6 @@ async fn a_pause_expires_after_its_owners_death() {
     let outcome = waiting.finish().await;
     assert_eq!(outcome.text(), "ok");
     let log = cluster.check(&session).await;
-    assert_eq!(said(&log), ["pause", "behind"], "{log:#?}");
+    assert_eq!(said(&log), ["pause", "behind"]);
     assert!(log.types().contains(&"session.error".to_owned()), "{:?}", log.types());
 }

@@ -237,7 +237,7 @@ async fn postgres_restarted_under_load() {
         assert_eq!(log.violations(), []);
         let said = tests::cluster::said(&log);
         for text in answered {
-            assert_eq!(said.iter().filter(|one| **one == text).count(), 1, "{text}");
+            assert_eq!(said.iter().filter(|one| **one == text.as_str()).count(), 1, "{text}");
         }
     }
     assert!(gone.elapsed() > TAKEOVER);
