@@ -79,6 +79,19 @@ impl Cluster {
         Waiter { session, call, progress, cluster: self.clone() }
     }
 
+    /// Whether the node has made itself known.
+    pub fn has_joined(&self) -> bool {
+        match self {
+            Cluster::Local(_) => true,
+            Cluster::Redis(redis) => redis.has_joined(),
+        }
+    }
+
+    /// Whether other nodes can serve what this one has accepted.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Cluster::Redis(_))
+    }
+
     /// Accepts a call: from here on it has its place. One with a known idempotency key joins the first.
     ///
     /// # Errors

@@ -74,6 +74,8 @@ struct Shared {
     news: mpsc::Sender<News>,
     chores: mpsc::Sender<Chore>,
     draining: AtomicBool,
+    /// The first heartbeat was sent, whether or not it arrived.
+    beaten: AtomicBool,
 }
 
 /// A lease, as far as this node knows.
@@ -89,7 +91,8 @@ struct Held {
 /// What others are told without anybody waiting for it, in order. Dropped while Redis is away or too slow: readers find in the
 /// database what they were not told.
 enum News {
-    Watch(SessionId),
+    /// This node goes on watching.
+    Watches,
     Cut(SessionId),
     Committed(Box<Committed>),
 }
@@ -148,6 +151,7 @@ impl Redis {
             news,
             chores,
             draining: AtomicBool::new(false),
+            beaten: AtomicBool::new(false),
         };
         let redis = Self(Arc::new(shared));
         redis.0.log.feeds().tell_others(Weak(Arc::downgrade(&redis.0)));
@@ -176,6 +180,10 @@ impl Redis {
     pub(crate) async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
         let owner: String = self.call(&self.0.scripts.owner, &self.keys(session), |s| s).await.map_err(away)?;
         Ok(Some(owner).filter(|owner| !owner.is_empty()))
+    }
+
+    pub(crate) fn has_joined(&self) -> bool {
+        self.0.beaten.load(Ordering::Relaxed)
     }
 
     pub(crate) fn drain(&self) {

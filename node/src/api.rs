@@ -57,6 +57,9 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
     if app.stop.is_cancelled() {
         reasons.push("draining");
     }
+    if !app.cluster.has_joined() {
+        reasons.push("not in the cluster yet");
+    }
     let asked = tokio::time::timeout(READY_TIMEOUT, async { app.accounts().admin_key().await });
     if !matches!(asked.await, Ok(Ok(_))) {
         reasons.push("the database is not available");

@@ -3,6 +3,7 @@
 //! Whatever the filter says, libraries that would log message contents or headers stay silent.
 
 use crate::config::{Config, LogFormat};
+use crate::mcp::UNSAFE_TARGETS;
 use std::io::IsTerminal;
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::filter_fn;
@@ -21,11 +22,13 @@ pub fn start(config: &Config) {
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(harmless)).with_filter(filter)).try_init();
 }
 
-/// Of crates below us: `rmcp` logs messages, HTTP stacks log headers at their finest level.
+/// Of crates below us: MCP's log messages and environments, HTTP stacks log headers at their finest level; Postgres's notices
+/// about what exists already are no news.
 fn harmless(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split("::").next().unwrap_or_default();
     match krate {
-        "rmcp" => false,
+        krate if UNSAFE_TARGETS.contains(&krate) => false,
+        "sqlx" if metadata.target() == "sqlx::postgres::notice" => *metadata.level() <= Level::WARN,
         "h2" | "hyper" | "hyper_util" | "reqwest" | "rustls" => *metadata.level() <= Level::DEBUG,
         _ => true,
     }

@@ -239,6 +239,11 @@ impl Mcp {
         }
     }
 
+    /// Whether a server of the session is connected here: what such a connection remembers cannot move to another node.
+    pub fn connected(&self, session: SessionId) -> bool {
+        self.inner.pool.connected(session)
+    }
+
     /// How many connections are live.
     pub fn live(&self) -> usize {
         self.inner.pool.live()

@@ -158,6 +158,11 @@ impl Session {
         format!("/api/v1/sessions/{}{rest}", self.id)
     }
 
+    /// The same client through another node.
+    pub fn on(&self, api: &Api) -> Self {
+        Self { api: api.clone(), ..self.clone() }
+    }
+
     /// The port it was opened on.
     pub fn api(&self) -> &Api {
         &self.api
@@ -182,6 +187,21 @@ impl Session {
     /// Makes a call and reads its stream to the end.
     pub async fn rpc(&self, method: &str, params: Value) -> Outcome {
         self.start(method, params).await.finish().await
+    }
+
+    /// The same while the server may be in trouble: the error is a status and body instead of a stream.
+    ///
+    /// # Errors
+    /// Any answer but 200.
+    pub async fn try_rpc(&self, method: &str, params: Value) -> Result<Outcome, String> {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+        let request = self.api.request("POST", &self.path("/rpc")).header("content-type", "application/json");
+        let request = request.header("authorization", format!("Bearer {}", self.key)).body(body);
+        let answer = within("the head of an /rpc answer", request.send()).await.map_err(|error| error.to_string())?;
+        match answer.status().as_u16() {
+            200 => Ok(Frames::new(answer).finish().await),
+            status => Err(format!("{status}: {}", answer.text().await.unwrap_or_default())),
+        }
     }
 
     /// Registers as a driver, which must succeed.

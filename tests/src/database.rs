@@ -1,6 +1,6 @@
 //! The database file, for faults that no peer can cause and for reading the log while no server runs.
 //!
-//! The only place of this crate that knows table and column names.
+//! With `checker::rows`, which reads Postgres, the only place of this crate that knows table and column names.
 
 use crate::server::Server;
 use sqlx::AssertSqlSafe;

@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod admin;
+pub mod checker;
 pub mod client;
+pub mod cluster;
 pub mod database;
 pub mod history;
 pub mod http1;
@@ -17,5 +19,6 @@ pub mod ports;
 pub mod program;
 pub mod provider;
 pub mod server;
+pub mod services;
 pub mod transcript;
 pub mod world;

@@ -37,6 +37,11 @@ impl Config {
         self
     }
 
+    /// Whether this environment variable is set.
+    pub fn has(&self, name: &str) -> bool {
+        self.env.iter().any(|(n, _)| n == name)
+    }
+
     /// Adds a command line argument after `serve`.
     pub fn arg(mut self, arg: &str) -> Self {
         self.args.push(arg.to_owned());

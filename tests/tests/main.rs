@@ -1,9 +1,11 @@
 //! Black-box tests of `baesrv`: every expectation comes from the API's contract, every observation from the wire, the log,
 //! or the database file.
 //!
-//! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the middle.
+//! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the middle;
+//! `cluster` does so with several nodes.
 #![allow(clippy::unwrap_used)]
 
 mod cli;
+mod cluster;
 mod faults;
 mod golden;

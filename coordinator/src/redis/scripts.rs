@@ -110,7 +110,8 @@ pub(super) struct Scripts {
     pub to_all: Script,
     /// seconds.
     pub watch: Script,
-    /// run id, alive ms, lease ms, `1` if no node was alive before this one → nothing.
+    /// run id, alive ms, lease ms, `1` if no node was alive before this one, `1` if draining → 1 when Redis did not know this
+    /// node (any more).
     pub beat: Script,
     /// → the living nodes.
     pub nodes: Script,
@@ -143,7 +144,7 @@ if idem ~= '' then
       if its ~= digest then return {'other', '', 0, ''} end
       local nodes = redis.call('HGET', s .. 'n', first) or ''
       if not string.find(nodes, me, 1, true) then redis.call('HSET', s .. 'n', first, nodes .. ',' .. me) end
-      return {'joined', first, tonumber(redis.call('ZSCORE', s .. 'q', first)) or 0, ''}
+      return {'joined', first, string.format('%.0f', redis.call('ZSCORE', s .. 'q', first) or 0), ''}
     end
   end
 end
@@ -347,12 +348,13 @@ return 1
             ),
             beat: script(
                 r"
-local run, alone = ARGV[4], ARGV[7] == '1'
+local run, alone, new = ARGV[4], ARGV[7] == '1', 0
 if not alone then settles(p, ARGV[6]) end
 local world = redis.call('GET', p .. 'world')
 -- What is there already is only prolonged: that works when the memory is full, too.
 if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[5]) == 0 then
   redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[5])
+  new = 1
 end
 if redis.call('PEXPIRE', p .. 'pulse', ARGV[6]) == 0 then redis.call('SET', p .. 'pulse', '1', 'PX', ARGV[6]) end
 if world ~= run then
@@ -366,7 +368,7 @@ redis.call('EXPIRE', p .. 'inbox:' .. me, 120)
 for _, node in ipairs(redis.call('SRANDMEMBER', p .. 'nodes', 3)) do
   if redis.call('EXISTS', p .. 'alive:' .. node) == 0 then redis.call('SREM', p .. 'nodes', node) end
 end
-return 1
+return new
 ",
             ),
             nodes: script(

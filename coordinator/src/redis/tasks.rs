@@ -6,6 +6,7 @@ use crate::cluster::{Progress, Signal};
 use engine::ids::SessionId;
 use redis::streams::{StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, RedisResult};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -80,24 +81,31 @@ impl Redis {
         let mut ticks = ticks(BEAT.min(self.0.settings.lease / LOOKS_PER_LEASE));
         loop {
             ticks.tick().await;
-            if let Err(error) = self.beat_once(alone).await {
-                tracing::debug!(error = %error, "a heartbeat did not reach Redis");
-            } else {
-                alone = false;
+            match self.beat_once(alone).await {
+                Err(error) => tracing::debug!(error = %error, "a heartbeat did not reach Redis"),
+                Ok(new) => {
+                    alone = false;
+                    if new {
+                        // Redis has forgotten who watches what.
+                        self.tell_others(News::Watches);
+                    }
+                }
             }
+            self.0.beaten.store(true, Ordering::Relaxed);
             if let Err(error) = self.0.log.beat().await {
                 tracing::debug!(error = %error, "a heartbeat did not reach the database");
             }
         }
     }
 
-    async fn beat_once(&self, alone: bool) -> RedisResult<()> {
+    /// Says whether Redis did not know this node.
+    async fn beat_once(&self, alone: bool) -> RedisResult<bool> {
         let run = self.0.link.run_id().await?;
         let lease = self.lease_ms();
         let (alone, draining) = (u8::from(alone), u8::from(self.is_draining()));
         self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(run).arg(lease).arg(lease).arg(alone).arg(draining))
             .await
-            .map(drop)
+            .map(|new| new == 1)
     }
 
     async fn renew(&self) {
@@ -202,8 +210,10 @@ impl Redis {
 
     async fn run_one_news(&self, news: News) -> RedisResult<()> {
         let (session, frame) = match news {
-            News::Watch(session) => {
-                self.watch(session).await;
+            News::Watches => {
+                for session in self.0.log.feeds().watched() {
+                    self.watch(session).await;
+                }
                 return Ok(());
             }
             News::Cut(session) => (session, Frame::Cut(session)),
@@ -273,9 +283,7 @@ impl Redis {
             }
             if renewed.elapsed() > WATCH / 3 {
                 renewed = Instant::now();
-                for session in watched {
-                    self.tell_others(News::Watch(session));
-                }
+                self.tell_others(News::Watches);
             }
         }
     }

@@ -41,14 +41,8 @@ async fn nodes_of_two_versions_start_side_by_side() {
     for statement in tables.split("; ") {
         world.raw(statement).await;
     }
-    let starts: Vec<_> = (0..4)
-        .map(|_| {
-            let settings = settings.clone();
-            tokio::spawn(async move { Db::connect(&settings).await })
-        })
-        .collect();
-    for start in starts {
-        start.await.unwrap().expect("a node starts").close().await;
+    for start in futures_util::future::join_all((0..4).map(|_| Db::connect(&settings))).await {
+        start.expect("a node starts").close().await;
     }
     let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
                  VALUES (9999, 'of a newer version', true, '\\x00', 1)";

@@ -10,6 +10,7 @@ use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::turn::Gate;
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -199,8 +200,7 @@ async fn nothing_waits_for_ever() {
     let (_, port) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
     let proxy = Proxy::to(port).await;
     let brief = |settings: &mut PostgresSettings| {
-        settings.statement_timeout = Duration::from_millis(300);
-        settings.acquire_timeout = Duration::from_millis(300);
+        (settings.statement_timeout, settings.acquire_timeout) = (Duration::from_secs(1), Duration::from_secs(1));
         settings.max_connections = 4;
     };
     let world = World::on(&proxy.url(), brief).await;
@@ -209,14 +209,16 @@ async fn nothing_waits_for_ever() {
     let report = event(key, EventType::SandboxRunning);
     let done = within("an append", world.free(session, key, vec![report.clone()])).await;
     assert!(matches!(done, Err(Error::Unknown)), "{done:?}");
-    for _ in 0..6 {
-        let read = within("a read", world.log.row(session)).await;
-        assert!(matches!(read, Err(Error::Unavailable(_))), "{read:?}");
-        let wrote = within("a write", world.log.take(session, 0)).await;
-        assert!(matches!(wrote, Err(Error::Unavailable(_) | Error::Unknown)), "{wrote:?}");
+    // More than there are connections, twice.
+    for _ in 0..2 {
+        let reads = within("reads", join_all((0..6).map(|_| world.log.row(session)))).await;
+        assert!(reads.iter().all(|read| matches!(read, Err(Error::Unavailable(_)))), "{reads:?}");
+        let writes = within("writes", join_all((0..6).map(|_| world.log.take(session, 0)))).await;
+        let lost = |write: &_| matches!(write, Err(Error::Unavailable(_) | Error::Unknown));
+        assert!(writes.iter().all(lost), "{writes:?}");
     }
     proxy.pass();
-    world.free(session, key, vec![report]).await.unwrap();
+    until("the database is back", async || world.free(session, key, vec![report.clone()]).await).await;
     assert_eq!(world.contiguous(session).await.len(), 2);
     world.end().await;
 }

@@ -131,7 +131,11 @@ fn declared(body: &RawValue) -> Result<Declared, Refusal> {
     if body.get().starts_with('[') {
         return Err(invalid("invalid type: sequence, expected an object"));
     }
-    serde_json::from_str(body.get()).map_err(|error| invalid(&json::reason(&error)))
+    let declared: Declared = serde_json::from_str(body.get()).map_err(|error| invalid(&json::reason(&error)))?;
+    if declared.client_version.as_ref().is_some_and(|version| version.contains('\0')) {
+        return Err(invalid("client_version must not hold the character U+0000"));
+    }
+    Ok(declared)
 }
 
 fn compaction(value: &RawValue) -> Result<Compaction, Refusal> {

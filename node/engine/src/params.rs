@@ -62,9 +62,10 @@ impl SendMessage {
         if !answers && role != Role::User.as_str() && role != Role::Assistant.as_str() {
             return Err(RpcError::invalid_params(format_args!("message.role is {role:?}; it must be \"user\"")));
         }
-        if idempotency_key.as_ref().is_some_and(|key| key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY) {
+        let unusable = |key: &String| key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY || key.contains('\0');
+        if idempotency_key.as_ref().is_some_and(unusable) {
             return Err(RpcError::invalid_params(format_args!(
-                "idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY} bytes"
+                "idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY} bytes, none of them zero"
             )));
         }
         Ok(Self { role, content: message.content, answers, idempotency_key })

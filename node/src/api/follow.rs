@@ -71,7 +71,8 @@ impl Follow {
             let head = self.reader.head();
             let (last, ended) = match waiter.progress() {
                 Progress::Queued => {
-                    let stop = self.app.stop.clone();
+                    // In a cluster another node may serve it while this one still carries the answer.
+                    let stop = if self.app.cluster.is_shared() { self.app.halt.clone() } else { self.app.stop.clone() };
                     let news = self.frames.idle(async {
                         tokio::select! { _ = waiter.changed() => true, () = stop.cancelled() => false }
                     });

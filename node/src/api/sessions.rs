@@ -76,10 +76,12 @@ async fn create(
         declarations: declarations.store(),
         digest: Some(digest(secret.expose_secret()).0),
     });
-    if let Err(error) = made.await {
+    let made = made.await;
+    if made.is_err() || app.cluster.is_shared() {
+        // In a cluster whoever owns the session connects.
         app.mcp.close(id).await;
-        return Err(error.into());
     }
+    made?;
     Ok(opened(id, &secret, &profile, &provider))
 }
 

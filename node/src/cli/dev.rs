@@ -5,6 +5,8 @@
 
 mod account;
 mod banner;
+mod nodes;
+mod services;
 
 use super::serve::{bind, given};
 use super::{Failure, print, signals};
@@ -43,6 +45,9 @@ pub(super) struct Args {
     /// What is logged [BAE_LOG; default warn]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
+    /// So many nodes behind the ports, over Redis and Postgres: those of BAE_REDIS_URL and BAE_DATABASE_URL, or installed ones
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=9))]
+    nodes: u8,
 }
 
 const DATA: &str = ".bae";
@@ -71,10 +76,22 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     if args.model.is_some() && vendor.is_none() {
         return Err(Usage::new("--model needs a vendor's key: set ANTHROPIC_API_KEY or OPENAI_API_KEY").into());
     }
-    let mut config = Config::load(&flags(&args, environment.as_ref())?, environment)?;
+    private_folder(&args.data)?;
+    let services = match args.nodes {
+        1 => None,
+        _ => Some(services::start(environment.as_ref(), &args.data).await?),
+    };
+    let mut flags = flags(&args, environment.as_ref())?;
+    if let Some(services) = &services {
+        flags.values.insert("database_url", services.database_url.clone());
+        flags.values.insert("redis_url", services.redis_url.clone());
+    } else {
+        // A laptop's server is alone, whatever another one's environment says.
+        flags.values.insert("redis_url", String::new());
+    }
+    let mut config = Config::load(&flags, environment)?;
     logging::start(&config);
     let stop = signals::stop()?;
-    private_folder(&args.data)?;
     let ports = bind(&config).await?;
     let addresses = banner::Addresses::of(&ports)?;
     let db = open(&config).await?;
@@ -91,29 +108,38 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     };
     let (model, name) = (provider.entry.model.clone(), provider.entry.name.clone());
     // An entry of that name in the file is meant.
-    if config.provider(&name).is_none() {
-        config.providers.push(provider);
-    }
+    let added = config.provider(&name).is_none().then(|| provider.clone());
+    config.providers.extend(added.clone());
     let mcp_servers = config.mcp_servers.iter().map(|server| server.name.clone()).collect();
     let client_key = account::prepare(&accounts, &args.data.join("client.key"), &name, mcp_servers).await?;
     // The database closes when nobody holds it any more.
     drop(accounts);
 
-    print(&banner::text(&banner::Scene {
+    let banner = banner::text(&banner::Scene {
         addresses,
         data: &args.data,
         admin_key: &config.admin_key,
         model: vendor.map(|_| model.as_str()),
         client_key: &client_key,
         program,
-    }));
-    let served = Box::pin(app::run(config, db, ports, stop)).await;
+    });
+    let served = match &services {
+        None => {
+            print(&banner);
+            Box::pin(app::run(config, db, ports, stop)).await.map_err(Failure::from)
+        }
+        Some(services) => {
+            db.close().await;
+            let cluster = nodes::Cluster { config: &config, services, data: &args.data, file: args.config.as_deref() };
+            Box::pin(cluster.run(args.nodes, added.as_ref(), ports, &banner, stop)).await
+        }
+    };
     // The model goes last: turns that end after the stop still need it.
     demo_stop.cancel();
     if let Some(demo) = demo {
         let _ = demo.await;
     }
-    Ok(served?)
+    served
 }
 
 fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {

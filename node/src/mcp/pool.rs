@@ -102,6 +102,11 @@ impl Pool {
         drop(swept);
     }
 
+    /// Whether a connection of the session is live.
+    pub(super) fn connected(&self, session: SessionId) -> bool {
+        lock(&self.slots).taken.iter().any(|((owner, _), slot)| *owner == session && slot.link.live().is_some())
+    }
+
     /// Takes out all connections of a session.
     pub(super) fn take(&self, session: SessionId) -> Vec<Arc<Connection>> {
         let taken: Vec<_> = lock(&self.slots).taken.extract_if(|(owner, _), _| *owner == session).collect();

@@ -180,9 +180,13 @@ impl Owner {
                     self.lease.refuse_all(&RpcError::not_open(state)).await;
                     Ended::Stop
                 }
-                // The gate is not as it seemed: the database's clock decides when a pause is over.
-                Error::Refused if opening.is_some() => {
-                    self.lease.unclaim(call).await;
+                // The gate is not as it seemed (the database's clock decides when a pause is over), or nobody knows whether
+                // the call is open: the session is taken anew, which fences off what may still come, and read. A call that
+                // has opened is carried on from there, another one has kept its place.
+                Error::Refused | Error::Unknown => {
+                    if opening.is_some() {
+                        self.lease.unclaim(call).await;
+                    }
                     Ended::Reload
                 }
                 Error::Duplicate if opening.is_some() => {
@@ -211,8 +215,8 @@ impl Owner {
         }
     }
 
-    /// The call has started already, and its queue entry outlived that; or another with the same idempotency key has started
-    /// first, and this one's callers follow it.
+    /// The call has started already, and its queue entry outlived that; or another with its idempotency key was faster, and
+    /// this one's callers follow that.
     async fn follow_winner(&self, call: CallId, opening: Option<&(Call, Gate)>) {
         match self.app.log.call(call).await {
             Ok(Some(record)) => {
@@ -250,7 +254,6 @@ impl Owner {
             }
             After::Error => {
                 self.lease.refuse_all(&RpcError::not_open("error")).await;
-                self.app.mcp.close(self.session).await;
                 return Ended::Stop;
             }
         }

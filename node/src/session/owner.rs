@@ -111,12 +111,12 @@ impl Owner {
             match self.carry_on(call, takeovers).await {
                 Ended::Served => {}
                 Ended::Reload => return Some(self.lease),
-                Ended::Stop => return self.stopped(),
+                Ended::Stop => return self.stopped().await,
             }
         }
         loop {
             if self.lease.stop.is_cancelled() || self.lease.lost.is_cancelled() {
-                return None;
+                return self.stopped().await;
             }
             if self.app.stop.is_cancelled() {
                 self.lease.hand_over();
@@ -126,7 +126,7 @@ impl Owner {
                 Claim::Run(call) => match self.serve_call(call).await {
                     Ended::Served => {}
                     Ended::Reload => return Some(self.lease),
-                    Ended::Stop => return self.stopped(),
+                    Ended::Stop => return self.stopped().await,
                 },
                 Claim::Refuse(calls) => {
                     let error = "turn in progress: resolve the paused turn before compacting";
@@ -143,10 +143,16 @@ impl Owner {
         }
     }
 
-    /// What is left of a session that is served no more: a node that ends leaves it to another at once.
-    fn stopped(self) -> Option<Lease> {
-        if self.app.halt.is_cancelled() {
-            self.lease.hand_over();
+    /// What is left of a session that is served no more: its MCP servers are not needed here, and a node that ends leaves
+    /// it to another at once.
+    async fn stopped(self) -> Option<Lease> {
+        let Owner { app, lease, session, .. } = self;
+        if app.halt.is_cancelled() {
+            lease.hand_over();
+            app.mcp.close(session).await;
+        } else {
+            app.mcp.close(session).await;
+            drop(lease);
         }
         None
     }
@@ -176,6 +182,10 @@ impl Owner {
             () = tokio::time::sleep_until(deadline) => true,
         };
         drop(held);
+        if expired && !wanted && self.app.cluster.is_shared() && self.app.mcp.connected(self.session) {
+            // What the session's MCP servers remember lives with this node until they are idle themselves.
+            return false;
+        }
         if !expired && matches!(self.pause, Pause::Until(..)) {
             self.refresh_pause().await;
         }
@@ -202,6 +212,7 @@ impl Owner {
             }
         };
         tracing::info!(session = %self.session, takeovers, "an interrupted turn is carried on");
+        self.lease.tell(call, Progress::Running).await;
         let ctx = context(&self.app, record);
         self.turn.recover(&ctx, takeovers);
         self.drive(call, ctx, None).await

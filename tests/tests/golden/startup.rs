@@ -77,6 +77,8 @@ async fn bad_environments() {
         usage_error(Config::default(), &[(name, Some(value))], name).await;
     }
     usage_error(Config::default(), &[("BAE_ADMIN_ADDR", Some("0.0.0.0:0"))], "BAE_ADMIN_ALLOW_REMOTE").await;
+    // SQLite is one process's; a cluster needs a database that its nodes share.
+    usage_error(Config::default(), &[("BAE_REDIS_URL", Some("redis://127.0.0.1:1"))], "BAE_REDIS_URL").await;
     let both = Config::default().arg("--rotate-admin-key").arg("--dangerously-disable-admin-auth");
     usage_error(both, &[], "--rotate-admin-key").await;
     usage_error(Config::default().arg("--no-such-flag"), &[], "--no-such-flag").await;

@@ -1,0 +1,214 @@
+//! Redis and Postgres servers of the tests' own: data and ports of their own, gone with the process that started them.
+//!
+//! A shell stands between: it stops the server and removes the data once its standard input ends, however the tests end.
+//! `BAE_TEST_POSTGRES_URL` and `BAE_TEST_REDIS_URL` name servers to share instead; tests that stop or empty a server always
+//! start one of their own.
+
+use crate::ports::Port;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const SUPERVISE: &str = r#"
+data="$1" stop="$2"
+shift 2
+"$@" >>"$data/log" 2>&1 </dev/null &
+server=$!
+read -r word
+kill -"$stop" "$server"
+wait "$server"
+[ "$word" = keep ] || rm -rf "$data"
+"#;
+
+/// Which of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Postgres,
+    Redis,
+}
+
+/// A server that can be stopped and started again on its port.
+#[derive(Debug)]
+pub struct Service {
+    kind: Kind,
+    data: PathBuf,
+    port: Port,
+    running: Option<(Child, ChildStdin)>,
+}
+
+/// The URL of the Postgres server that tests share, without a database.
+pub fn postgres() -> String {
+    static SHARED: OnceLock<Service> = OnceLock::new();
+    given("BAE_TEST_POSTGRES_URL").unwrap_or_else(|| SHARED.get_or_init(Service::postgres).url())
+}
+
+/// The URL of the Redis server that tests share.
+pub fn redis() -> String {
+    static SHARED: OnceLock<Service> = OnceLock::new();
+    given("BAE_TEST_REDIS_URL").unwrap_or_else(|| SHARED.get_or_init(Service::redis).url())
+}
+
+fn given(name: &str) -> Option<String> {
+    std::env::var(name).ok().map(|url| url.trim_end_matches('/').to_owned())
+}
+
+impl Service {
+    /// Starts a Postgres server with nothing in it.
+    pub fn postgres() -> Self {
+        let mut service = Self::prepare(Kind::Postgres);
+        let mut init = Command::new(program("initdb", "postgresql"));
+        init.args(["--auth=trust", "--username=bae", "--no-sync", "--encoding=UTF8", "--locale=C", "-D"]);
+        let done = as_user(init.arg(&service.data), user()).current_dir("/").output().expect("initdb");
+        assert!(done.status.success(), "initdb: {}", String::from_utf8_lossy(&done.stderr));
+        service.run();
+        service
+    }
+
+    /// Starts a Redis server with nothing in it, which keeps nothing over a restart.
+    pub fn redis() -> Self {
+        let mut service = Self::prepare(Kind::Redis);
+        service.run();
+        service
+    }
+
+    fn prepare(kind: Kind) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let data = std::env::temp_dir().join(format!("bae-{kind:?}-{}-{number}", std::process::id()).to_lowercase());
+        let _ = std::fs::remove_dir_all(&data);
+        std::fs::create_dir_all(&data).expect("a folder for the data");
+        if let (Kind::Postgres, Some((uid, gid))) = (kind, user()) {
+            std::os::unix::fs::chown(&data, Some(uid), Some(gid)).expect("the folder given away");
+        }
+        Self { kind, data, port: Port::reserve(), running: None }
+    }
+
+    /// Starts it on its port and data; returns when it takes connections.
+    pub fn run(&mut self) {
+        let port = self.port.number.to_string();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", SUPERVISE, "sh"]).arg(&self.data);
+        match self.kind {
+            Kind::Postgres => {
+                shell.arg("INT").arg(program("postgres", "postgresql")).arg("-D").arg(&self.data);
+                shell.args(["-p", &port, "-k"]).arg(&self.data).args(["-c", "listen_addresses=127.0.0.1"]);
+                for setting in ["max_connections=300", "shared_buffers=64MB", "fsync=off", "log_min_messages=fatal"] {
+                    shell.args(["-c", setting]);
+                }
+                as_user(&mut shell, user());
+            }
+            Kind::Redis => {
+                shell.arg("KILL").arg(program("redis-server", "redis-server")).args(["--port", &port]);
+                shell.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]).arg(&self.data);
+            }
+        }
+        shell.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = shell.spawn().expect("a shell");
+        let stdin = child.stdin.take().expect("its input");
+        self.running = Some((child, stdin));
+        let end = Instant::now() + Duration::from_secs(30);
+        while !self.answers() {
+            let log = || std::fs::read_to_string(self.data.join("log"));
+            assert!(Instant::now() < end, "{:?} is not ready: {:?}", self.kind, log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn answers(&self) -> bool {
+        let port = self.port.number.to_string();
+        let mut ask = match self.kind {
+            Kind::Postgres => Command::new(program("pg_isready", "postgresql")),
+            Kind::Redis => Command::new(program("redis-cli", "redis-server")),
+        };
+        ask.args(["-h", "127.0.0.1", "-p", &port]);
+        ask.arg(if self.kind == Kind::Redis { "PING" } else { "-q" });
+        ask.output().is_ok_and(|done| done.status.success())
+    }
+
+    /// Stops it at once. Postgres keeps what was committed, Redis nothing.
+    pub fn stop(&mut self) {
+        if let Some((mut child, mut stdin)) = self.running.take() {
+            stdin.write_all(b"keep\n").expect("the shell listens");
+            child.wait().expect("the shell ends");
+        }
+    }
+
+    /// Sends Redis a command.
+    pub fn redis_cli(&self, words: &[&str]) -> String {
+        assert_eq!(self.kind, Kind::Redis);
+        let mut cli = Command::new(program("redis-cli", "redis-server"));
+        let done = cli.args(["-p", &self.port.number.to_string()]).args(words).output().expect("redis-cli");
+        assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    }
+
+    /// Its URL; for Postgres without a database.
+    pub fn url(&self) -> String {
+        match self.kind {
+            Kind::Postgres => format!("postgres://bae@127.0.0.1:{}", self.port.number),
+            Kind::Redis => format!("redis://127.0.0.1:{}", self.port.number),
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some((mut child, stdin)) = self.running.take() {
+            drop(stdin);
+            let _ = child.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.data);
+    }
+}
+
+/// Whom to become: Postgres does not run as root.
+fn user() -> Option<(u32, u32)> {
+    let id = Command::new("id").arg("-u").output().expect("id");
+    if String::from_utf8_lossy(&id.stdout).trim() != "0" {
+        return None;
+    }
+    let users = std::fs::read_to_string("/etc/passwd").expect("/etc/passwd");
+    let find = |name: &str| {
+        let mut lines = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let fields = lines.find(|fields| fields[0] == name)?;
+        Some((fields[2].parse().ok()?, fields[3].parse().ok()?))
+    };
+    Some(find("postgres").or_else(|| find("nobody")).expect("a user to run Postgres as"))
+}
+
+fn as_user(command: &mut Command, user: Option<(u32, u32)>) -> &mut Command {
+    if let Some((uid, gid)) = user {
+        command.uid(uid).gid(gid);
+    }
+    command
+}
+
+/// A program of a Debian package, which is installed where it is missing and may be.
+fn program(name: &str, package: &str) -> PathBuf {
+    static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    if let Some(path) = find(name) {
+        return path;
+    }
+    let _one = INSTALLING.lock();
+    let script = format!("apt-get update -qq && apt-get install -y -qq --no-install-recommends {package} >/dev/null");
+    let done = Command::new("sh").arg("-c").arg(script).env("DEBIAN_FRONTEND", "noninteractive").output();
+    let failure = done.as_ref().map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stderr).into_owned());
+    find(name).unwrap_or_else(|| {
+        panic!("these tests need {name} (Debian and Ubuntu: apt-get install {package}, as root): {failure}")
+    })
+}
+
+/// On the search path, or in the folder of the newest Postgres.
+fn find(name: &str) -> Option<PathBuf> {
+    let version = |folder: &Path| folder.file_name().and_then(|v| v.to_str()?.parse::<u32>().ok()).unwrap_or(0);
+    let mut versions: Vec<PathBuf> =
+        std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|v| v.path()).collect();
+    versions.sort_by_key(|folder| std::cmp::Reverse(version(folder)));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = versions.iter().map(|folder| folder.join("bin")).chain(std::env::split_paths(&path));
+    folders.map(|folder| folder.join(name)).find(|path| path.exists())
+}

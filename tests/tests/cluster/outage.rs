@@ -1,0 +1,270 @@
+//! Redis or Postgres gone, emptied, stalled (F1, F2, F11, F22, F23, S4).
+
+use serde_json::{Value, json};
+use std::time::Duration;
+use tests::checker::Accepted;
+use tests::client::{ids, types};
+use tests::cluster::{Cluster, LEASE, Mode, Plan, TAKEOVER, of_type};
+use tests::history::assert_all_paired;
+use tests::mcp::{Kind, Mcp, Outcome};
+use tests::provider::Answer;
+use tokio::time::{Instant, sleep_until};
+
+/// S4, F2: Redis is emptied in mid-turn, with A and B waiting; C arrives before anybody has put anything back.
+#[tokio::test]
+async fn redis_emptied_in_mid_turn() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let cluster = Plan::default().own_redis().mcp(&mcp).start().await;
+    let session = cluster.driver().await;
+    cluster.provider.push(Answer::tools(&[("tu_1", "ls", json!({})), ("tu_2", "ls", json!({}))]));
+    let mut held = mcp.hold(Outcome::Text("listed".to_owned()));
+    let running = cluster.at(&session, 0).start_send("running").await;
+    held.arrived().await;
+    assert_eq!(cluster.last(&session).await, "mcp.request");
+    let mut waiting = Vec::new();
+    for (node, text) in [(1, "A"), (2, "B")] {
+        waiting.push(cluster.at(&session, node).start_send(text).await);
+    }
+    cluster.redis.as_ref().unwrap().redis_cli(&["FLUSHALL"]);
+    waiting.push(cluster.at(&session, 0).start_send("C").await);
+    held.release();
+    assert_eq!(running.finish().await.text(), "ok");
+    for frames in waiting {
+        assert_eq!(frames.finish().await.text(), "ok");
+    }
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&["running", "A", "B", "C"].map(Accepted::new)), []);
+    assert!(of_type(&log, "mcp.response").iter().all(|response| response["ok"] == true), "a tool call was fenced off");
+    assert_eq!(mcp.calls().len(), 2);
+    assert_all_paired(&cluster.provider);
+}
+
+/// F22: Redis is gone for longer than any lease, then comes back with nothing. The running turn goes on throughout and its
+/// watchers see it; what waits goes on by itself; what cannot be accepted is told so.
+#[tokio::test]
+async fn redis_gone_for_fifteen_seconds() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let mut cluster = Plan::default().own_redis().mcp(&mcp).start().await;
+    let session = cluster.driver().await;
+    let mut subscription = cluster.at(&session, 2).subscribe(None).await;
+    let mut held = cluster.provider.hold(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    let mut second = cluster.provider.hold(Answer::text("through it all"));
+    let running = cluster.at(&session, 0).start_send("running").await;
+    held.arrived().await;
+    assert_eq!(cluster.last(&session).await, "provider.request");
+    let waiting = [cluster.at(&session, 1).start_send("A").await, cluster.at(&session, 2).start_send("B").await];
+    let stopped = Instant::now();
+    cluster.redis.as_mut().unwrap().stop();
+    held.release();
+    second.arrived().await;
+    let mut seen = subscription.until_type("tool.result").await;
+    let refused = cluster.at(&session, 1).send("refused").await;
+    let error = refused.frames.last().unwrap()["error"].clone();
+    assert_eq!((&error["code"], &error["data"]["retryable"]), (&json!(-32603), &json!(true)), "{error}");
+    // Everything else works without Redis.
+    cluster.nodes[1].ready().await;
+    assert_eq!(cluster.at(&session, 1).types().await.last().unwrap(), "provider.request");
+    // How long it is gone is the point here.
+    sleep_until(stopped + Duration::from_secs(15)).await;
+    assert_eq!(cluster.log(&session).await.epoch, 1, "nobody took over");
+    cluster.redis.as_mut().unwrap().run();
+    second.release();
+    assert_eq!(running.finish().await.text(), "through it all");
+    for frames in waiting {
+        assert_eq!(frames.finish().await.text(), "ok");
+    }
+    assert_eq!(cluster.at(&session, 1).send("after").await.text(), "ok");
+    let all = ["running", "A", "B", "after"];
+    while seen.iter().filter(|event| event["event_type"] == "server.message.send").count() < all.len() {
+        seen.extend(subscription.until_type("server.message.send").await);
+    }
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&all.map(Accepted::new)), []);
+    assert_eq!(log.compare_stream(&ids(&seen)), []);
+    assert_eq!(mcp.calls().len(), 1);
+}
+
+/// F11: Redis answers nobody for 8 s; subscribers on every node still get everything, once and in order.
+#[tokio::test]
+async fn redis_paused_under_subscribers() {
+    let cluster = Plan::default().own_redis().start().await;
+    let session = cluster.driver().await;
+    let mut subscriptions = Vec::new();
+    for node in 0..3 {
+        subscriptions.push(cluster.at(&session, node).subscribe(None).await);
+    }
+    let mut held = cluster.provider.hold(Answer::text("quietly"));
+    let running = cluster.at(&session, 0).start_send("hello").await;
+    held.arrived().await;
+    cluster.redis.as_ref().unwrap().redis_cli(&["CLIENT", "PAUSE", "8000", "ALL"]);
+    held.release();
+    for subscription in &mut subscriptions {
+        let seen = subscription.until_type("server.message.send").await;
+        assert_eq!(types(&seen), ["provider.request", "provider.response", "server.message.send"]);
+    }
+    assert_eq!(running.finish().await.text(), "quietly");
+    assert_eq!(cluster.at(&session, 1).send("after").await.text(), "ok");
+    for subscription in &mut subscriptions {
+        let seen = subscription.until_type("server.message.send").await;
+        assert_eq!(seen.len(), 3, "{:?}", types(&seen));
+    }
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&["hello", "after"].map(Accepted::new)), []);
+}
+
+/// F1: only the owner's way to Redis hangs. Another takes over; the owner, which still reaches database and provider, begins
+/// nothing more, also when Redis answers it again.
+#[tokio::test]
+async fn the_owner_is_cut_off_from_redis() {
+    let cluster = Plan::default().proxied().start().await;
+    let session = cluster.driver().await;
+    cluster.at(&session, 0).send("warm").await.text();
+    let owner = cluster.owner(&session, 0).await;
+    let asked = cluster.other(&[owner]);
+    // The old owner is given a tool use to go on with; it must not reach the log.
+    let mut held = cluster.provider.hold(Answer::tools(&[("tu_old", "clock", json!({}))]));
+    let running = cluster.at(&session, asked).start_send("hello").await;
+    held.arrived().await;
+    let mut again = cluster.provider.hold(Answer::text("taken over"));
+    cluster.nodes[owner].redis.as_ref().unwrap().set(Mode::Stall);
+    let limit = LEASE + Duration::from_secs(2);
+    tokio::time::timeout(limit, again.arrived()).await.expect("taken over within lease + 2 s");
+    held.release();
+    again.release();
+    assert_eq!(running.finish().await.text(), "taken over");
+    assert_eq!(cluster.at(&session, asked).send("next").await.text(), "ok");
+    cluster.nodes[owner].redis.as_ref().unwrap().set(Mode::Pass);
+    assert_eq!(cluster.at(&session, owner).send("last").await.text(), "ok");
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&["warm", "hello", "next", "last"].map(Accepted::new)), []);
+    assert!(of_type(&log, "tool.call").is_empty());
+}
+
+/// F23: the owner's database stalls for 6 s while its turn wants to append: the turn goes on afterwards, once.
+#[tokio::test]
+async fn the_owners_database_stalls() {
+    for mode in [Mode::Stall, Mode::Cut] {
+        let cluster = Plan::default().proxied().start().await;
+        let session = cluster.driver().await;
+        cluster.at(&session, 0).send("warm").await.text();
+        let owner = cluster.owner(&session, 0).await;
+        let asked = cluster.other(&[owner]);
+        let mut held = cluster.provider.hold(Answer::text("late"));
+        let running = cluster.at(&session, asked).start_send("hello").await;
+        held.arrived().await;
+        cluster.nodes[owner].postgres.as_ref().unwrap().set(mode);
+        held.release();
+        // How long it lasts is the point here.
+        sleep_until(Instant::now() + Duration::from_secs(6)).await;
+        cluster.nodes[owner].postgres.as_ref().unwrap().set(Mode::Pass);
+        // Its owner's answer, or, if the session was taken over in between, that of a second question.
+        let text = running.finish().await.text();
+        assert!(["late", "ok"].contains(&text.as_str()), "{mode:?}: {text}");
+        assert_eq!(cluster.at(&session, owner).send("next").await.text(), "ok", "{mode:?}");
+        let log = cluster.check(&session).await;
+        assert_eq!(log.compare_accepted(&["warm", "hello", "next"].map(Accepted::new)), [], "{mode:?}");
+    }
+}
+
+/// F23: Postgres is restarted under load: errors while it is gone, nothing lost of what was answered, nothing twice, and the
+/// nodes recover by themselves.
+#[tokio::test]
+async fn postgres_restarted_under_load() {
+    let mut cluster = Plan::default().own_postgres().start().await;
+    let mut sessions = Vec::new();
+    for _ in 0..3 {
+        sessions.push(cluster.driver().await);
+    }
+    let running = tokio::sync::watch::channel(true);
+    let load = sessions.iter().enumerate().map(|(index, session)| {
+        let at = cluster.at(session, index);
+        let mut running = running.1.clone();
+        tokio::spawn(async move {
+            let (mut answered, mut sent, mut errors) = (Vec::new(), 0, Vec::new());
+            while *running.borrow_and_update() {
+                let text = format!("{index}-{sent}");
+                sent += 1;
+                let request = json!({"message": {"content": text}});
+                let outcome = at.try_rpc("session.sendMessage", request).await;
+                match outcome {
+                    Ok(outcome) if outcome.frames.last().is_some_and(|frame| frame.get("result").is_some()) => {
+                        answered.push(text);
+                    }
+                    Ok(outcome) => errors.push(outcome.frames.last().cloned().unwrap_or(Value::Null).to_string()),
+                    Err(status) => errors.push(status),
+                }
+            }
+            (answered, errors)
+        })
+    });
+    let load: Vec<_> = load.collect();
+    for session in &sessions {
+        cluster.until(session, tests::poll::DEADLINE, "some load", |log| log.calls.len() > 2).await;
+    }
+    cluster.postgres.as_mut().unwrap().stop();
+    let gone = Instant::now();
+    tests::poll::until(tests::poll::DEADLINE, "readiness off", async || {
+        let reply = cluster.nodes[0].api().get("/readyz", "").await;
+        if reply.status == 503 { Ok(()) } else { Err(reply.status) }
+    })
+    .await;
+    for node in &cluster.nodes {
+        node.api().post("/api/v1/sessions", &cluster.key.secret, &json!({})).await.problem_of(503);
+    }
+    // Longer than any cache or lease.
+    sleep_until(gone + Duration::from_secs(4)).await;
+    cluster.postgres.as_mut().unwrap().run();
+    for node in &cluster.nodes {
+        node.ready().await;
+    }
+    let back: Vec<usize> = {
+        let mut calls = Vec::new();
+        for session in &sessions {
+            calls.push(cluster.log(session).await.calls.len());
+        }
+        calls
+    };
+    for (session, before) in sessions.iter().zip(back) {
+        cluster.until(session, tests::poll::DEADLINE, "new calls", |log| log.calls.len() > before + 2).await;
+    }
+    running.0.send(false).unwrap();
+    for (task, session) in load.into_iter().zip(&sessions) {
+        let (answered, errors) = task.await.unwrap();
+        // A call that had begun may wait for the database's return instead of failing.
+        println!("{} answered, {} errors, such as {:?}", answered.len(), errors.len(), errors.first());
+        cluster.at(session, 1).send("last").await.text();
+        let log = cluster.log(session).await;
+        assert_eq!(log.violations(), []);
+        let said = tests::cluster::said(&log);
+        for text in answered {
+            assert_eq!(said.iter().filter(|one| **one == text.as_str()).count(), 1, "{text}");
+        }
+    }
+    assert!(gone.elapsed() > TAKEOVER);
+}
+
+/// Every call while a node is cut off from both servers fails or waits, and works again afterwards.
+#[tokio::test]
+async fn a_node_cut_off_from_everything() {
+    let cluster: Cluster = Plan::default().proxied().start().await;
+    let session = cluster.driver().await;
+    cluster.at(&session, 0).send("warm").await.text();
+    let owner = cluster.owner(&session, 0).await;
+    let asked = cluster.other(&[owner]);
+    let mut held = cluster.provider.hold(Answer::tools(&[("tu_old", "clock", json!({}))]));
+    let running = cluster.at(&session, asked).start_send("hello").await;
+    held.arrived().await;
+    for proxy in [&cluster.nodes[owner].redis, &cluster.nodes[owner].postgres] {
+        proxy.as_ref().unwrap().set(Mode::Cut);
+    }
+    held.release();
+    assert_eq!(running.finish().await.text(), "ok");
+    for proxy in [&cluster.nodes[owner].redis, &cluster.nodes[owner].postgres] {
+        proxy.as_ref().unwrap().set(Mode::Pass);
+    }
+    cluster.nodes[owner].ready().await;
+    assert_eq!(cluster.at(&session, owner).send("next").await.text(), "ok");
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&["warm", "hello", "next"].map(Accepted::new)), []);
+    assert!(of_type(&log, "tool.call").is_empty());
+}
