@@ -645,6 +645,9 @@ impl Redis {
 
     /// Puts this node into a session's watch set. Best effort: reconciliation finds what is missed.
     pub(crate) async fn watch(&self, session: SessionId) {
+        if !self.0.link.up() {
+            return;
+        }
         let seconds = WATCH.as_secs();
         let _: RedisResult<u8> = self.call(&self.0.scripts.watch, &self.keys(session), |s| s.arg(seconds)).await;
     }
