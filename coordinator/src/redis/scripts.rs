@@ -96,7 +96,8 @@ pub(super) struct Scripts {
     /// lease ms, then the sessions' key prefixes → for each 1, or 2 when its lease was gone and has been made again, or 0 when it
     /// is another's.
     pub renew: Script,
-    /// frame to offer the session with, to whom: `another` node, the node of a waiting `caller`, nobody → 1.
+    /// frame to offer the session with, to whom: `another` node, the node of a waiting `caller`, nobody; not to this
+    /// node → 1.
     pub release: Script,
     /// → how many calls wait.
     pub waiting: Script,
@@ -306,7 +307,7 @@ if redis.call('GET', s .. 'o') ~= me then return 1 end
 redis.call('DEL', s .. 'o')
 local node = nil
 if ARGV[5] == 'another' then node = heir(p, s, me)
-elseif ARGV[5] == 'caller' and redis.call('ZCARD', s .. 'q') > 0 then node = heir(p, s, '') end
+elseif ARGV[5] == 'caller' and redis.call('ZCARD', s .. 'q') > 0 then node = heir(p, s, ARGV[6]) end
 if node then post(p, node, ARGV[4]) end
 return 1
 ",

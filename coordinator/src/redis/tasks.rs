@@ -262,9 +262,7 @@ impl Redis {
                     continue;
                 }
             }
-            if let Some(Chore::Release(session, _)) = chores.begun.take()
-                && self.released(session)
-            {
+            if let Some(session) = chores.begun.take().and_then(|chore| self.done(&chore)) {
                 self.adopt(session).await;
             }
         }
@@ -283,7 +281,8 @@ impl Redis {
                     Successor::Nobody => "",
                 };
                 let offer = Frame::Offer(*session).encode();
-                self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to)).await
+                let not_to = if self.is_draining() { self.0.node.as_str() } else { "" };
+                self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to).arg(not_to)).await
             }
             Chore::Over(session, call, Some(frame)) => {
                 self.call(&scripts.refuse, &self.keys(*session), |s| s.arg(call.to_string()).arg(frame)).await
