@@ -59,7 +59,7 @@ async fn killed_with_nobody_waiting() {
     cluster.nodes[owner].server.kill9();
     drop(running);
     cluster
-        .until(&session, limit, "the turn's end", |log| log.types().ends_with(&["server.message.send".into()]))
+        .until(&session, TAKEOVER, "the turn's end", |log| log.types().ends_with(&["server.message.send".into()]))
         .await;
     let other = cluster.other(&[owner]);
     assert_eq!(cluster.at(&session, other).send("next").await.text(), "ok");
