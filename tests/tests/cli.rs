@@ -60,8 +60,12 @@ impl Dev {
         let mut command = baesrv(&self.dir, &["dev"]);
         command.env("BAE_ADDR", addr(&self.ports[0])).env("BAE_ADMIN_ADDR", addr(&self.ports[1]));
         self.child = Some(command.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap());
-        let api = self.api();
+        let (api, output) = (self.api(), self.dir.join("output"));
+        let child = self.child.as_mut().unwrap();
         until(DEADLINE, "baesrv dev", async || {
+            if let Ok(Some(status)) = child.try_wait() {
+                panic!("baesrv dev ended with {status}: {}", std::fs::read_to_string(&output).unwrap_or_default());
+            }
             let answer = api.request("GET", "/healthz").send().await;
             answer.map(drop).map_err(|error| error.to_string())
         })

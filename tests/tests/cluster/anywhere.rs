@@ -175,3 +175,36 @@ async fn a_pause_expires_after_its_owners_death() {
     assert_eq!(said(&log), ["pause", "behind"]);
     assert!(log.types().contains(&"session.error".to_owned()), "{:?}", log.types());
 }
+
+/// F7: reports and joins through every node go on beside a turn and never stop or enter it.
+#[tokio::test]
+async fn writers_on_every_node_beside_a_turn() {
+    let cluster = Cluster::start().await;
+    let session = cluster.driver().await;
+    let mut subscription = cluster.at(&session, 2).subscribe(None).await;
+    let mut held = cluster.provider.hold(Answer::text("undisturbed"));
+    let running = cluster.at(&session, 0).start_send("work").await;
+    held.arrived().await;
+    let writers = (0..20).map(|number| {
+        let (cluster, session) = (&cluster, &session);
+        async move {
+            if number % 5 == 0 {
+                cluster.second(session, number % 3).await;
+            }
+            for count in 0..5 {
+                let report = json!({"state": "running", "image": format!("{number}-{count}")});
+                let at = cluster.at(session, (number + count) % 3);
+                at.rpc("session.reportLocalSandbox", report).await.result();
+            }
+        }
+    });
+    futures_util::future::join_all(writers).await;
+    held.release();
+    let outcome = running.finish().await;
+    assert_eq!(outcome.text(), "undisturbed");
+    assert_eq!(outcome.types().len(), 4, "{:?}", outcome.types());
+    let seen = subscription.until_type("server.message.send").await;
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_stream(&ids(&seen)), []);
+    assert_eq!(log.types().iter().filter(|kind| *kind == "session.sandbox.running").count(), 100);
+}

@@ -44,7 +44,9 @@ async fn a_turn_ends_within_the_grace() {
 /// What outlasts the grace is handed over in mid-turn; the client that waits on another node notices nothing.
 #[tokio::test]
 async fn a_turn_is_handed_over() {
-    let mut cluster = Plan::default().env("BAE_SHUTDOWN_TIMEOUT", "1").env("BAE_LEASE", "10").start().await;
+    // A Redis that no other test has taught anything.
+    let plan = Plan::default().own_redis().env("BAE_SHUTDOWN_TIMEOUT", "1").env("BAE_LEASE", "10");
+    let mut cluster = plan.start().await;
     let session = cluster.driver().await;
     cluster.at(&session, 0).send("warm").await.text();
     let owner = cluster.owner(&session, 0).await;
@@ -99,4 +101,60 @@ async fn rolling_restarts_during_one_turn() {
     assert_eq!(mcp.calls().len(), 6, "each tool ran once");
     assert_all_paired(&cluster.provider);
     cluster.check(&session).await;
+}
+
+/// F6: every node is replaced in turn under load. Clients send again, elsewhere, what a node did not answer; each message is
+/// in the log once, and nothing fails.
+#[tokio::test]
+async fn rolling_restart_under_load() {
+    let mut cluster = Plan::default().env("BAE_SHUTDOWN_TIMEOUT", "5").start().await;
+    let (stop, _) = tokio::sync::watch::channel(false);
+    let mut load = Vec::new();
+    for index in 0..3 {
+        let session = cluster.driver().await;
+        let nodes: Vec<_> = (0..3).map(|node| cluster.at(&session, (index + node) % 3)).collect();
+        let stopped = stop.subscribe();
+        let task = tokio::spawn(async move {
+            let mut sent = 0;
+            while !*stopped.borrow() {
+                let params = json!({"message": {"content": sent.to_string()}, "idempotency_key": sent.to_string()});
+                let mut tries = 0;
+                loop {
+                    let outcome = nodes[(sent + tries) % 3].try_rpc("session.sendMessage", params.clone()).await;
+                    let last = outcome.as_ref().ok().and_then(|outcome| outcome.frames.last());
+                    if last.is_some_and(|frame| frame.get("result").is_some()) {
+                        break;
+                    }
+                    let refused = last.and_then(|frame| frame.get("error"));
+                    assert!(refused.is_none_or(|error| error["data"]["retryable"] == true), "{outcome:?}");
+                    tries += 1;
+                    assert!(tries < 1000, "no node answers: {outcome:?}");
+                    // A node that is starting refuses connections at once.
+                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                }
+                sent += 1;
+            }
+            sent
+        });
+        load.push((session, task));
+    }
+    for node in 0..3 {
+        for (session, _) in &load {
+            let before = cluster.log(session).await.calls.len();
+            let more = |log: &tests::checker::Log| log.calls.len() > before + 1;
+            cluster.until(session, tests::poll::DEADLINE, "load", more).await;
+        }
+        cluster.nodes[node].server.terminate();
+        assert!(cluster.nodes[node].server.ended().await.success());
+        cluster.nodes[node].start().await;
+    }
+    stop.send(true).unwrap();
+    for (session, task) in load {
+        let sent = task.await.unwrap();
+        let log = cluster.log(&session).await;
+        let accepted: Vec<Accepted> = (0..sent).map(|number: usize| Accepted::new(&number.to_string())).collect();
+        assert_eq!(log.violations(), []);
+        assert_eq!(log.compare_accepted(&accepted), []);
+        println!("{sent} messages");
+    }
 }

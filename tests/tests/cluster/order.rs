@@ -76,7 +76,7 @@ async fn an_idle_owner_dies() {
     let owner = cluster.owner(&session, 0).await;
     cluster.nodes[owner].server.kill9();
     let other = cluster.at(&session, cluster.other(&[owner]));
-    let outcome = tokio::time::timeout(TAKEOVER, other.send("next")).await.expect("within lease + 2 s");
+    let outcome = tokio::time::timeout(TAKEOVER, other.send("next")).await.expect("served in time");
     assert_eq!(outcome.text(), "ok");
     assert_eq!(said(&cluster.check(&session).await), ["warm", "next"]);
 }
@@ -108,4 +108,62 @@ async fn a_frozen_nodes_calls() {
     assert_eq!(asleep.finish().await.text(), "ok");
     let log = cluster.check(&session).await;
     assert_eq!(log.compare_accepted(&["warm", "running", "awake", "asleep"].map(Accepted::new)), []);
+}
+
+/// S9: clients on other nodes leave in the moment their calls are claimed: never recorded, or run to the end.
+#[tokio::test]
+async fn leaving_in_the_moment_of_the_claim() {
+    let cluster = Cluster::start().await;
+    let session = cluster.driver().await;
+    let mut accepted = Vec::new();
+    for round in 0..15 {
+        let mut held = cluster.provider.hold(Answer::text("a"));
+        let (first, leaves) = (format!("first {round}"), format!("leaves {round}"));
+        let running = cluster.at(&session, round % 3).start_send(first.as_str()).await;
+        held.arrived().await;
+        let leaving = cluster.at(&session, (round + 1) % 3).start_send(leaves.as_str()).await;
+        held.release();
+        if round % 2 == 0 {
+            running.finish().await;
+            drop(leaving);
+        } else {
+            drop(leaving);
+            running.finish().await;
+        }
+        accepted.extend([Accepted::new(&first), Accepted::left(&leaves)]);
+    }
+    assert_eq!(cluster.at(&session, 2).send("last").await.text(), "ok");
+    accepted.push(Accepted::new("last"));
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&accepted), []);
+    assert_eq!(cluster.provider.requests().len(), log.calls.len(), "every recorded message was answered, once");
+}
+
+/// S13: a pause is reached while compacts and messages of several nodes wait: the compacts are answered at once.
+#[tokio::test]
+async fn a_pause_answers_waiting_compacts() {
+    let cluster = Cluster::start().await;
+    let session = cluster.driver().await;
+    let second = cluster.second(&session, 2).await;
+    let mut held = cluster.provider.hold(Answer::tools(&[("tu_1", "clock", serde_json::json!({}))]));
+    let running = cluster.at(&session, 0).start_send("pause").await;
+    held.arrived().await;
+    let (mut compacts, mut messages) = (Vec::new(), Vec::new());
+    for node in 0..3 {
+        let at = cluster.at(&second, node);
+        compacts.push(at.start("session.compact", serde_json::json!({})).await);
+        messages.push(at.start_send(format!("message {node}")).await);
+    }
+    held.release();
+    running.finish().await;
+    for compact in compacts {
+        assert_eq!(compact.finish().await.error().0, -32020);
+    }
+    assert!(messages.iter_mut().all(Frames::is_silent));
+    assert_eq!(cluster.at(&session, 1).answer(&[("tu_1", "noon")]).await.text(), "ok");
+    for message in messages {
+        assert_eq!(message.finish().await.text(), "ok");
+    }
+    let log = cluster.check(&session).await;
+    assert_eq!(said(&log), ["pause", "message 0", "message 1", "message 2"]);
 }

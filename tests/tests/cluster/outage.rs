@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tests::checker::Accepted;
 use tests::client::{ids, types};
-use tests::cluster::{Cluster, LEASE, Mode, Plan, TAKEOVER, of_type};
+use tests::cluster::{Cluster, Mode, Plan, TAKEOVER, of_type};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
@@ -127,8 +127,7 @@ async fn the_owner_is_cut_off_from_redis() {
     held.arrived().await;
     let mut again = cluster.provider.hold(Answer::text("taken over"));
     cluster.nodes[owner].redis.as_ref().unwrap().set(Mode::Stall);
-    let limit = LEASE + Duration::from_secs(2);
-    tokio::time::timeout(limit, again.arrived()).await.expect("taken over within lease + 2 s");
+    tokio::time::timeout(TAKEOVER, again.arrived()).await.expect("taken over in time");
     held.release();
     again.release();
     assert_eq!(running.finish().await.text(), "taken over");
@@ -240,7 +239,6 @@ async fn postgres_restarted_under_load() {
             assert_eq!(said.iter().filter(|one| **one == text.as_str()).count(), 1, "{text}");
         }
     }
-    assert!(gone.elapsed() > TAKEOVER);
 }
 
 /// Every call while a node is cut off from both servers fails or waits, and works again afterwards.
@@ -267,4 +265,62 @@ async fn a_node_cut_off_from_everything() {
     let log = cluster.check(&session).await;
     assert_eq!(log.compare_accepted(&["warm", "hello", "next"].map(Accepted::new)), []);
     assert!(of_type(&log, "tool.call").is_empty());
+}
+
+/// F2: Redis is emptied again and again while calls reach every node: no two owners' turns meet in the log.
+#[tokio::test]
+async fn redis_emptied_again_and_again() {
+    let cluster = Plan::default().own_redis().start().await;
+    let session = cluster.driver().await;
+    let calls = (0..3).map(|node| {
+        let (cluster, session) = (&cluster, &session);
+        async move {
+            for number in 0..5 {
+                let at = cluster.at(session, (node + number) % 3);
+                assert_eq!(at.send(format!("{node}-{number}")).await.text(), "ok");
+            }
+        }
+    });
+    let (over, mut watched) = tokio::sync::watch::channel(false);
+    let work = async {
+        futures_util::future::join_all(calls).await;
+        over.send(true).unwrap();
+    };
+    let emptying = async {
+        for _ in 0..6 {
+            cluster.redis.as_ref().unwrap().redis_cli(&["FLUSHALL"]);
+            // A rhythm that lets some calls through and hits others at every stage.
+            let _ = tokio::time::timeout(Duration::from_millis(700), watched.wait_for(|over| *over)).await;
+        }
+    };
+    tokio::join!(work, emptying);
+    let log = cluster.check(&session).await;
+    assert_eq!(log.calls.len(), 15);
+    assert_eq!(cluster.provider.requests().len(), 15, "a question was asked twice");
+    assert_all_paired(&cluster.provider);
+}
+
+/// F22: Redis takes no more writes: what runs ends, what cannot be accepted is told so, and all is well once there is room.
+#[tokio::test]
+async fn redis_out_of_memory() {
+    let cluster = Plan::default().own_redis().start().await;
+    let session = cluster.driver().await;
+    let mut subscription = cluster.at(&session, 2).subscribe(None).await;
+    let mut held = cluster.provider.hold(Answer::text("all the same"));
+    let running = cluster.at(&session, 0).start_send("running").await;
+    held.arrived().await;
+    let redis = cluster.redis.as_ref().unwrap();
+    redis.redis_cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    held.release();
+    let refused = cluster.at(&session, 1).send("refused").await;
+    let error = refused.frames.last().unwrap()["error"].clone();
+    assert_eq!((&error["code"], &error["data"]["retryable"]), (&json!(-32603), &json!(true)), "{error}");
+    assert_eq!(running.finish().await.text(), "all the same");
+    let mut seen = subscription.until_type("server.message.send").await;
+    redis.redis_cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(cluster.at(&session, 1).send("after").await.text(), "ok");
+    seen.extend(subscription.until_type("server.message.send").await);
+    let log = cluster.check(&session).await;
+    assert_eq!(log.compare_accepted(&["running", "after"].map(Accepted::new)), []);
+    assert_eq!(log.compare_stream(&ids(&seen)), []);
 }
