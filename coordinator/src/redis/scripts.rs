@@ -2,8 +2,8 @@
 //!
 //! Keys of a session, all under one hash tag: `q` the queue (call → place), `c` entries, `m` what the claim needs of each
 //! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
-//! `l` the last place, `o` the lease, `w` the watching nodes. Of the cluster: `world`, `pulse` (a node was here within a
-//! lease time), `settling`, `nodes`, `alive:<node>`, `draining:<node>`, `inbox:<node>`.
+//! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`,
+//! `pulse` (a node was here within a lease time), `settling`, `nodes`, `alive:<node>`, `draining:<node>`, `inbox:<node>`.
 //!
 //! What a wipe does: leases, entries and watch sets are made again by their nodes within the time that everything settles;
 //! the database knows every call that has started.
@@ -151,6 +151,8 @@ if idem ~= '' then
 end
 local place = redis.call('ZSCORE', s .. 'q', call)
 if not place then
+  -- The last caller here has left; this was sent before, on a connection that broke.
+  if redis.call('EXISTS', s .. 'gone:' .. call .. ':' .. me) == 1 then return {'ok', call, 0, ''} end
   if redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
   -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
   if given > 0 and settling then
@@ -245,6 +247,7 @@ return 1
             ),
             leave: script(
                 r"
+redis.pcall('SET', s .. 'gone:' .. ARGV[4] .. ':' .. me, '1', 'EX', 60)
 local nodes, left = redis.call('HGET', s .. 'n', ARGV[4]), {}
 for node in string.gmatch(nodes or '', '[^,]+') do
   if node ~= me then left[#left + 1] = node end
