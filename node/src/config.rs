@@ -327,7 +327,10 @@ fn database(settings: &Settings<'_>) -> Result<Database, Usage> {
 }
 
 fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordinator::redis::Settings>, Usage> {
-    let Some(given) = settings.given("redis_url") else { return Ok(None) };
+    // `dev` of one node says so with an empty one, whatever the environment names.
+    let Some(given) = settings.given("redis_url").filter(|given| !given.text.trim().is_empty()) else {
+        return Ok(None);
+    };
     let known = ["redis://", "rediss://", "sentinel://", "sentinels://"];
     if !known.iter().any(|scheme| given.text.trim().starts_with(scheme)) {
         return Err(given.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
