@@ -1,6 +1,6 @@
 //! Calls that wait, between several nodes.
 
-use crate::cast::{Cast, LEASE, idle, run, told};
+use crate::cast::{Cast, LEASE, idle, over, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};
@@ -34,7 +34,7 @@ async fn calls_of_all_nodes_start_in_their_order() {
     let lease = cast.lease(0).await;
     for call in &calls[..2] {
         assert_eq!(run(&lease, Gate::Free).await, call.id);
-        lease.tell(call.id, Progress::Running).await;
+        lease.tell(call.id, over()).await;
     }
     // Another owner goes on where the first stopped.
     lease.hand_over();
@@ -46,7 +46,7 @@ async fn calls_of_all_nodes_start_in_their_order() {
     let lease = cast.lease(node).await;
     for call in &calls[2..] {
         assert_eq!(run(&lease, Gate::Free).await, call.id);
-        lease.tell(call.id, Progress::Running).await;
+        lease.tell(call.id, over()).await;
     }
     cast.end().await;
 }
@@ -99,7 +99,7 @@ async fn a_dead_nodes_call_is_skipped_and_a_frozen_ones_accepted_anew() {
     let _next = cast.enqueue(0, &next).await;
     let lease = cast.lease(0).await;
     assert_eq!(run(&lease, Gate::Free).await, next.id, "the frozen node counts as dead");
-    lease.tell(next.id, Progress::Running).await;
+    lease.tell(next.id, over()).await;
     idle(&lease).await;
     assert_eq!(theirs.progress(), Progress::Queued);
     cast.nodes[1].freeze(false);
@@ -116,7 +116,7 @@ async fn leaving_and_claiming_exclude_each_other() {
     let keep = cast.enqueue(0, &cast.message()).await;
     let lease = cast.lease(0).await;
     let first = run(&lease, Gate::Free).await;
-    lease.tell(first, Progress::Running).await;
+    lease.tell(first, over()).await;
     for _ in 0..40 {
         let call = cast.message();
         let waiter = cast.enqueue(1, &call).await;
@@ -124,7 +124,7 @@ async fn leaving_and_claiming_exclude_each_other() {
         match claim {
             Claim::Run(claimed) => {
                 assert_eq!(claimed.id, call.id);
-                lease.tell(call.id, Progress::Running).await;
+                lease.tell(call.id, over()).await;
             }
             Claim::Wait => {}
             other @ Claim::Refuse(_) => panic!("{other:?}"),
@@ -149,7 +149,7 @@ async fn a_dead_owners_claim_does_not_keep_a_call_that_is_left() {
     let _next = cast.enqueue(0, &next).await;
     let lease = cast.lease(0).await;
     assert_eq!(run(&lease, Gate::Free).await, next.id, "nobody waits for the other");
-    lease.tell(next.id, Progress::Running).await;
+    lease.tell(next.id, over()).await;
     idle(&lease).await;
     cast.end().await;
 }
@@ -170,7 +170,7 @@ async fn a_lost_wake_up_is_made_good() {
     cast.nodes[0].freeze(false);
     within("the owner is woken again", lease.woken()).await;
     assert_eq!(run(&lease, Gate::Free).await, call.id);
-    lease.tell(call.id, Progress::Running).await;
+    lease.tell(call.id, over()).await;
     let next = cast.message();
     let _next = cast.enqueue(1, &next).await;
     cast.nodes[0].kill();

@@ -231,3 +231,8 @@ pub async fn told(waiter: &mut Waiter, satisfies: impl Fn(&Progress) -> bool) ->
         assert!(matches!(news, Ok(true)), "not in time; last: {progress:?}");
     }
 }
+
+/// A call is over, for its waiters on every node: one that were only said to run would be looked for in the log.
+pub fn over() -> Progress {
+    Progress::Refused(engine::rpc::RpcError::internal())
+}

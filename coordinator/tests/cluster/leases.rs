@@ -1,8 +1,8 @@
 //! Who owns a session, between several nodes.
 
-use crate::cast::{Cast, LEASE, run};
+use crate::cast::{Cast, LEASE, over, run};
 use crate::world::{ended, going_on, opening, until, within};
-use coordinator::cluster::{Lease, Progress};
+use coordinator::cluster::Lease;
 use coordinator::queue::Gate;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -43,7 +43,7 @@ async fn of_two_nodes_one_serves() {
         for _ in 0..2 {
             let call = run(&lease, Gate::Free).await;
             assert!(call == first.id || call == second.id);
-            lease.tell(call, Progress::Running).await;
+            lease.tell(call, over()).await;
         }
         drop((one, two));
         assert!(lease.release().await.is_ok());
@@ -177,7 +177,7 @@ async fn a_draining_node_hands_over_at_once() {
     lease.hand_over();
     let lease = cast.lease(1).await;
     assert_eq!(run(&lease, Gate::Free).await, call.id, "its client still waits at the old node");
-    lease.tell(call.id, Progress::Running).await;
+    lease.tell(call.id, over()).await;
     assert!(lease.release().await.is_ok());
     // A call that comes in the drain is accepted, and served elsewhere.
     let late = cast.message();

@@ -1,6 +1,6 @@
 //! Redis emptied, restarted, stopped, stalled.
 
-use crate::cast::{Cast, LEASE, idle, run};
+use crate::cast::{Cast, LEASE, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};
@@ -27,7 +27,7 @@ async fn order_survives(cast: &mut Cast, forget: impl AsyncFnOnce(&mut Cast)) {
     for call in [a, b, c] {
         assert_eq!(run(&lease, Gate::Free).await, call.id);
         assert!(lease.may_act(row.epoch).await && lease.confirm().await);
-        lease.tell(call.id, Progress::Running).await;
+        lease.tell(call.id, over()).await;
     }
     idle(&lease).await;
     cast.no_lease(1);
@@ -116,7 +116,7 @@ async fn a_redis_that_hangs() {
     let epoch = row.epoch;
     until("the turn goes on", async || if lease.may_act(epoch).await { Ok(()) } else { Err("may not act") }).await;
     assert_eq!(run(&lease, Gate::Free).await, accepted.id);
-    lease.tell(accepted.id, Progress::Running).await;
+    lease.tell(accepted.id, over()).await;
     idle(&lease).await;
     assert!(!lease.lost.is_cancelled());
     cast.end().await;
@@ -173,7 +173,7 @@ async fn an_inbox_goes_on_under_another_clock() {
     let call = cast.message();
     let _waiter = cast.enqueue(1, &call).await;
     assert_eq!(run(&lease, Gate::Free).await, call.id);
-    lease.tell(call.id, Progress::Running).await;
+    lease.tell(call.id, over()).await;
     // From here on nothing but the inbox tells of this.
     cast.nodes[1].cluster.revoked(cast.key, &engine::rpc::RpcError::internal()).await;
     let signals = cast.nodes[0].signals.as_mut().expect("a node of a cluster");
