@@ -302,7 +302,12 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives the session up to another node, which is told at once.
+    /// Gives the session up although somebody may wait for it, because this node takes no more: then another is told at once.
+    pub fn pass_on(mut self) {
+        self.let_go(Successor::Caller);
+    }
+
+    /// Gives the session up in the middle of a turn to another node, which is told at once.
     pub fn hand_over(mut self) {
         self.let_go(Successor::Another);
     }

@@ -5,6 +5,7 @@
 //! every two seconds whether Redis still knows them. Standalone and Sentinel; not Redis Cluster.
 
 mod frame;
+mod leases;
 mod link;
 mod scripts;
 mod tasks;
@@ -14,18 +15,19 @@ pub use tasks::Tasks;
 pub(crate) use frame::{Committed, Frame};
 
 use crate::Error;
-use crate::cluster::{Cluster, Lease, Member, Progress, Signal, Successor};
+use crate::cluster::{Lease, Member, Progress, Signal, Successor};
 use crate::desk::{Desk, Slot};
 use crate::log::Log;
 use crate::queue::{Call, Claim, Gate, Rejected};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use engine::turn::Opening;
+use leases::Held;
 use link::Link;
 use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use scripts::Scripts;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -51,6 +53,7 @@ const RETRY: Duration = Duration::from_millis(200);
 const WATCH: Duration = Duration::from_secs(30);
 /// How often a closing looks whether the owner on another node has let go.
 const LOOK: Duration = Duration::from_millis(50);
+const LOOKS_PER_STOP: u32 = 20;
 
 /// The backend. Clones share it.
 #[derive(Clone)]
@@ -73,19 +76,11 @@ struct Shared {
     places: Mutex<HashMap<CallId, u64>>,
     news: mpsc::Sender<News>,
     chores: mpsc::Sender<Chore>,
+    /// Calls that are over and may still stand in a queue, because Redis was away: no call is claimed before it knows.
+    owed: AtomicUsize,
     draining: AtomicBool,
     /// The first heartbeat was sent, whether or not it arrived.
     beaten: AtomicBool,
-}
-
-/// A lease, as far as this node knows.
-struct Held {
-    /// Until when it surely holds, by this process's own clock, from before its renewal was sent.
-    until: Instant,
-    /// It was gone and has been made again: another node may have owned the session meanwhile. The database knows.
-    doubt: bool,
-    /// The epoch under which it was acted last.
-    epoch: Option<i64>,
 }
 
 /// What others are told without anybody waiting for it, in order. Dropped while Redis is away or too slow: readers find in the
@@ -150,6 +145,7 @@ impl Redis {
             places: Mutex::default(),
             news,
             chores,
+            owed: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             beaten: AtomicBool::new(false),
         };
@@ -318,71 +314,6 @@ impl Redis {
         }
     }
 
-    pub(crate) async fn adopt(&self, session: SessionId) {
-        let owned = self.0.desk.with(session, |slot| slot.owned).unwrap_or(false);
-        if owned || self.is_draining() {
-            return;
-        }
-        loop {
-            let (asked, since, lease) = (Instant::now(), self.since(session), self.lease_ms());
-            let taken: RedisResult<u8> =
-                self.call(&self.0.scripts.take, &self.keys(session), |s| s.arg(lease).arg("1")).await;
-            if !matches!(taken, Ok(1)) || self.serve(session, asked, since) {
-                return;
-            }
-        }
-    }
-
-    /// How many releases there were, unless one of this session is on its way.
-    fn since(&self, session: SessionId) -> Option<u64> {
-        let releasing = locked(&self.0.releasing);
-        (!releasing.contains_key(&session)).then(|| self.releases(session).load(Ordering::SeqCst))
-    }
-
-    fn releases(&self, session: SessionId) -> &AtomicU64 {
-        &self.0.released[usize::from(session.0[15])]
-    }
-
-    /// A release has arrived. Says whether the session is wanted again.
-    fn released(&self, session: SessionId) -> bool {
-        let mut releasing = locked(&self.0.releasing);
-        self.releases(session).fetch_add(1, Ordering::SeqCst);
-        releasing.remove(&session).unwrap_or(false)
-    }
-
-    /// The lease was this node's when it was asked: has the session served, or its owner woken. False when it may have been
-    /// released since.
-    fn serve(&self, session: SessionId, asked: Instant, since: Option<u64>) -> bool {
-        let mut slots = self.0.desk.lock();
-        if let Some(slot) = slots.get(&session).filter(|slot| slot.owned) {
-            slot.wake.notify_one();
-            return true;
-        }
-        {
-            let mut releasing = locked(&self.0.releasing);
-            if let Some(again) = releasing.get_mut(&session) {
-                *again = true;
-                return true;
-            }
-            if since != Some(self.releases(session).load(Ordering::SeqCst)) {
-                return false;
-            }
-        }
-        let slot = slots.entry(session).or_insert_with(Slot::new);
-        let until = asked + self.0.settings.lease;
-        locked(&self.0.leases).insert(session, Held { until, doubt: false, epoch: None });
-        slot.owned = true;
-        slot.lost = tokio_util::sync::CancellationToken::new();
-        let (wake, stop, lost) = (Arc::clone(&slot.wake), slot.stop.clone(), slot.lost.clone());
-        let cluster = Cluster::Redis(self.clone());
-        let taken = self.0.desk.want(Lease { session, wake, stop, lost, held: true, cluster });
-        drop(slots);
-        if !taken {
-            self.let_go(session, Successor::Another);
-        }
-        true
-    }
-
     pub(crate) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
         self.0.desk.follow(session, call)
     }
@@ -424,9 +355,14 @@ impl Redis {
             released.await;
         }
         let stop = Frame::Stop(session).encode();
-        loop {
-            let owner: RedisResult<String> =
-                self.call(&self.0.scripts.to_owner, &self.keys(session), |s| s.arg(&stop)).await;
+        for look in 0u32.. {
+            let keys = self.keys(session);
+            // Told again now and then, because frames can be lost.
+            let owner: RedisResult<String> = if look.is_multiple_of(LOOKS_PER_STOP) {
+                self.call(&self.0.scripts.to_owner, &keys, |s| s.arg(&stop)).await
+            } else {
+                self.call(&self.0.scripts.owner, &keys, |s| s).await
+            };
             match owner {
                 Ok(owner) if !owner.is_empty() && owner != self.0.node => tokio::time::sleep(LOOK).await,
                 Ok(_) => break,
@@ -447,55 +383,15 @@ impl Redis {
         self.0.desk.waiting()
     }
 
-    pub(crate) async fn confirm(&self, session: SessionId) -> bool {
-        let (asked, lease) = (Instant::now(), self.lease_ms());
-        let held: RedisResult<u8> = self.call(&self.0.scripts.confirm, &self.keys(session), |s| s.arg(lease)).await;
-        let held = matches!(held, Ok(1));
-        if held && let Some(held) = locked(&self.0.leases).get_mut(&session) {
-            held.until = asked + self.0.settings.lease;
-        }
-        held
-    }
-
-    /// Before the lease's deadline: yes. After it only while Redis is away and the database, asked now, still shows our epoch.
-    pub(crate) async fn may_act(&self, session: SessionId, epoch: i64) -> bool {
-        let (holds, doubt) = match locked(&self.0.leases).get_mut(&session) {
-            Some(held) => {
-                held.epoch = Some(epoch);
-                (Instant::now() < held.until, held.doubt)
-            }
-            None => (false, false),
-        };
-        match (holds, doubt) {
-            (true, false) => true,
-            (true, true) => self.still_ours(session, epoch).await,
-            (false, _) => !self.0.link.up() && self.0.log.row(session).await.is_ok_and(|row| row.epoch == epoch),
-        }
-    }
-
-    /// Whether nobody owned the session while its lease was gone.
-    async fn still_ours(&self, session: SessionId, epoch: i64) -> bool {
-        match self.0.log.row(session).await {
-            Ok(row) if row.epoch == epoch => {
-                if let Some(held) = locked(&self.0.leases).get_mut(&session) {
-                    held.doubt = false;
-                }
-                true
-            }
-            Ok(_) => {
-                self.lose(session);
-                false
-            }
-            Err(_) => false,
-        }
-    }
-
     pub(crate) async fn claim(&self, session: SessionId, gate: Gate) -> Claim {
         let (kind, holder) = match gate {
             Gate::Free => ("free", String::new()),
             Gate::Held(key) => ("held", key.to_string()),
             Gate::Expired(key) => ("expired", key.to_string()),
         };
+        if self.0.owed.load(Ordering::SeqCst) > 0 {
+            return Claim::Wait;
+        }
         let doubtful = locked(&self.0.leases).get(&session).filter(|held| held.doubt).map(|held| held.epoch);
         match doubtful {
             None => {}
@@ -536,12 +432,6 @@ impl Redis {
         }
     }
 
-    /// The lease is another's.
-    fn lose(&self, session: SessionId) {
-        locked(&self.0.leases).remove(&session);
-        self.0.desk.with(session, |slot| slot.lost.cancel());
-    }
-
     pub(crate) async fn unclaim(&self, session: SessionId, call: CallId) {
         let _: RedisResult<u8> =
             self.call(&self.0.scripts.unclaim, &self.keys(session), |s| s.arg(call.to_string())).await;
@@ -557,6 +447,7 @@ impl Redis {
         self.settle(session, call, progress);
         let over = Chore::Over(session, call, frame.map(|frame| frame.encode()));
         if !self.0.link.up() || self.run_chore(&over).await.is_err() {
+            self.0.owed.fetch_add(1, Ordering::SeqCst);
             self.remember(over);
         }
     }
@@ -594,30 +485,23 @@ impl Redis {
         }
     }
 
-    pub(crate) fn let_go(&self, session: SessionId, successor: Successor) {
-        let successor = if self.is_draining() { Successor::Another } else { successor };
-        let mut slots = self.0.desk.lock();
-        // Under the lock: whoever wants the session from here on waits for the release.
-        locked(&self.0.leases).remove(&session);
-        locked(&self.0.releasing).insert(session, false);
-        if let Some(slot) = slots.get_mut(&session) {
-            slot.owned = false;
-            slot.released.notify_waiters();
-            if slot.forgettable() {
-                slots.remove(&session);
-            }
-        }
-        drop(slots);
-        self.remember(Chore::Release(session, successor));
-    }
-
     fn remember(&self, chore: Chore) {
         let Err(lost) = self.0.chores.try_send(chore) else { return };
         if let mpsc::error::TrySendError::Full(_) = &lost {
             tracing::warn!("redis has been away for so long that not all of its queues can be tidied up");
         }
-        if let Chore::Release(session, _) = lost.into_inner() {
-            self.released(session);
+        self.done(&lost.into_inner());
+    }
+
+    /// A chore was done, or is given up. Says whether its session is wanted again.
+    fn done(&self, chore: &Chore) -> Option<SessionId> {
+        match chore {
+            Chore::Leave(..) => None,
+            Chore::Release(session, _) => self.released(*session).then_some(*session),
+            Chore::Over(..) => {
+                self.0.owed.fetch_sub(1, Ordering::SeqCst);
+                None
+            }
         }
     }
 
@@ -645,6 +529,9 @@ impl Redis {
 
     /// Puts this node into a session's watch set. Best effort: reconciliation finds what is missed.
     pub(crate) async fn watch(&self, session: SessionId) {
+        if !self.0.link.up() {
+            return;
+        }
         let seconds = WATCH.as_secs();
         let _: RedisResult<u8> = self.call(&self.0.scripts.watch, &self.keys(session), |s| s.arg(seconds)).await;
     }

@@ -217,8 +217,8 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
     let drained = async {
         stop.cancelled().await;
         tracing::info!("stopping: running turns have {} s to end", app.config.shutdown_timeout.as_secs());
-        app.stop.cancel();
         app.cluster.drain();
+        app.stop.cancel();
         app.tasks.close();
         if tokio::time::timeout(app.config.shutdown_timeout, app.tasks.wait()).await.is_err() {
             tracing::warn!(tasks = app.tasks.len(), "not everything ended in time; the next start carries it on");

@@ -2,8 +2,8 @@
 //!
 //! Keys of a session, all under one hash tag: `q` the queue (call → place), `c` entries, `m` what the claim needs of each
 //! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
-//! `l` the last place, `o` the lease, `w` the watching nodes. Of the cluster: `world`, `pulse` (a node was here within a
-//! lease time), `settling`, `nodes`, `alive:<node>`, `draining:<node>`, `inbox:<node>`.
+//! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`,
+//! `pulse` (a node was here within a lease time), `settling`, `nodes`, `alive:<node>`, `draining:<node>`, `inbox:<node>`.
 //!
 //! What a wipe does: leases, entries and watch sets are made again by their nodes within the time that everything settles;
 //! the database knows every call that has started.
@@ -96,7 +96,8 @@ pub(super) struct Scripts {
     /// lease ms, then the sessions' key prefixes → for each 1, or 2 when its lease was gone and has been made again, or 0 when it
     /// is another's.
     pub renew: Script,
-    /// frame to offer the session with, to whom: `another` node, the node of a waiting `caller`, nobody → 1.
+    /// frame to offer the session with, to whom: `another` node, the node of a waiting `caller`, nobody; not to this
+    /// node → 1.
     pub release: Script,
     /// → how many calls wait.
     pub waiting: Script,
@@ -150,6 +151,8 @@ if idem ~= '' then
 end
 local place = redis.call('ZSCORE', s .. 'q', call)
 if not place then
+  -- The last caller here has left; this was sent before, on a connection that broke.
+  if redis.call('EXISTS', s .. 'gone:' .. call .. ':' .. me) == 1 then return {'ok', call, 0, ''} end
   if redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
   -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
   if given > 0 and settling then
@@ -244,6 +247,7 @@ return 1
             ),
             leave: script(
                 r"
+redis.pcall('SET', s .. 'gone:' .. ARGV[4] .. ':' .. me, '1', 'EX', 60)
 local nodes, left = redis.call('HGET', s .. 'n', ARGV[4]), {}
 for node in string.gmatch(nodes or '', '[^,]+') do
   if node ~= me then left[#left + 1] = node end
@@ -306,7 +310,7 @@ if redis.call('GET', s .. 'o') ~= me then return 1 end
 redis.call('DEL', s .. 'o')
 local node = nil
 if ARGV[5] == 'another' then node = heir(p, s, me)
-elseif ARGV[5] == 'caller' and redis.call('ZCARD', s .. 'q') > 0 then node = heir(p, s, '') end
+elseif ARGV[5] == 'caller' and redis.call('ZCARD', s .. 'q') > 0 then node = heir(p, s, ARGV[6]) end
 if node then post(p, node, ARGV[4]) end
 return 1
 ",

@@ -4,6 +4,7 @@
 use super::{Chore, Frame, News, RETRY, Redis, Successor, WATCH, locked};
 use crate::cluster::{Progress, Signal};
 use engine::ids::SessionId;
+use futures_util::{StreamExt, stream};
 use redis::streams::{StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, RedisResult};
 use std::sync::atomic::Ordering;
@@ -17,6 +18,8 @@ const BEAT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(2);
 const RENEWALS_PER_LEASE: u32 = 3;
 const LOOKS_PER_LEASE: u32 = 4;
+/// News on their way at the same time.
+const NEWS_AT_ONCE: usize = 32;
 /// What was given up last is still released, and offered to others, within this time.
 const LAST_CHORES: Duration = Duration::from_secs(2);
 /// How long a read of the inbox blocks.
@@ -68,6 +71,12 @@ impl Tasks {
     }
 }
 
+/// The number that follows in a stream.
+fn behind(id: &str) -> String {
+    let next = |(ms, seq): (&str, &str)| Some(format!("{ms}-{}", seq.parse::<u64>().ok()?.checked_add(1)?));
+    id.split_once('-').and_then(next).unwrap_or_else(|| id.to_owned())
+}
+
 fn ticks(period: Duration) -> tokio::time::Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -100,7 +109,11 @@ impl Redis {
 
     /// Says whether Redis did not know this node.
     async fn beat_once(&self, alone: bool) -> RedisResult<bool> {
-        let run = self.0.link.run_id().await?;
+        let run = match self.0.link.run_id().await {
+            // A server that does not let us ask can still be seen to be empty.
+            Err(_) if self.0.link.up() => String::new(),
+            run => run?,
+        };
         let lease = self.lease_ms();
         let (alone, draining) = (u8::from(alone), u8::from(self.is_draining()));
         self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(run).arg(lease).arg(lease).arg(alone).arg(draining))
@@ -145,8 +158,9 @@ impl Redis {
 
     async fn read_inbox(&self, signal: &mpsc::UnboundedSender<Signal>) {
         let key = format!("{}inbox:{}", self.0.settings.prefix, self.0.node);
-        let mut last = "0".to_owned();
         loop {
+            // From the start, because the numbers of another server may be lower; what was read is trimmed away.
+            let mut last = "0".to_owned();
             let Ok(mut connection) = self.0.link.dedicated(BLOCK).await else {
                 tokio::time::sleep(RECONNECT).await;
                 continue;
@@ -156,11 +170,20 @@ impl Redis {
                 let read: RedisResult<Option<StreamReadReply>> =
                     connection.xread_options(&[&key], &[&last], &options).await;
                 let Ok(read) = read else { break };
-                for entry in read.into_iter().flat_map(|reply| reply.keys).flat_map(|stream| stream.ids) {
+                let entries: Vec<_> =
+                    read.into_iter().flat_map(|reply| reply.keys).flat_map(|stream| stream.ids).collect();
+                let Some(newest) = entries.last() else { continue };
+                last.clone_from(&newest.id);
+                for entry in entries {
                     if let Some(frame) = entry.get::<String>("f").and_then(|text| Frame::decode(&text)) {
                         self.received(frame, signal).await;
                     }
-                    last = entry.id;
+                }
+                let mut trim = redis::cmd("XTRIM");
+                trim.arg(&key).arg("MINID").arg(behind(&last));
+                let trimmed: RedisResult<u64> = trim.query_async(&mut connection).await;
+                if trimmed.is_err() {
+                    break;
                 }
             }
             tokio::time::sleep(RECONNECT).await;
@@ -198,14 +221,16 @@ impl Redis {
     }
 
     async fn run_news(&self, mut news: mpsc::Receiver<News>) {
-        while let Some(news) = news.recv().await {
+        let told = stream::poll_fn(|context| news.poll_recv(context)).map(async |news| {
             // While Redis is away nothing waits for it here.
             if self.0.link.up()
                 && let Err(error) = self.run_one_news(news).await
             {
                 tracing::debug!(error = %error, "other nodes could not be told the news");
             }
-        }
+        });
+        // They are sent in order; only the answers are not waited for one by one.
+        told.buffered(NEWS_AT_ONCE).for_each(async |()| {}).await;
     }
 
     async fn run_one_news(&self, news: News) -> RedisResult<()> {
@@ -237,9 +262,7 @@ impl Redis {
                     continue;
                 }
             }
-            if let Some(Chore::Release(session, _)) = chores.begun.take()
-                && self.released(session)
-            {
+            if let Some(session) = chores.begun.take().and_then(|chore| self.done(&chore)) {
                 self.adopt(session).await;
             }
         }
@@ -258,7 +281,8 @@ impl Redis {
                     Successor::Nobody => "",
                 };
                 let offer = Frame::Offer(*session).encode();
-                self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to)).await
+                let not_to = if self.is_draining() { self.0.node.as_str() } else { "" };
+                self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to).arg(not_to)).await
             }
             Chore::Over(session, call, Some(frame)) => {
                 self.call(&scripts.refuse, &self.keys(*session), |s| s.arg(call.to_string()).arg(frame)).await

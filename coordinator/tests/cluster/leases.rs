@@ -111,8 +111,11 @@ async fn a_frozen_owner_acts_no_more() {
         if !still {
             owned_by(&cast, 0).await;
         }
-        until("it may act no more", async || if old.may_act(row.epoch).await { Err(()) } else { Ok(()) }).await;
-        within("it is told", old.lost.cancelled()).await;
+        until("it is told", async || {
+            assert!(!old.may_act(row.epoch).await, "it acted past its lease");
+            if old.lost.is_cancelled() { Ok(()) } else { Err("not lost") }
+        })
+        .await;
         assert!(cast.world.log.append(going_on(&call, ended())).await.is_err(), "fenced");
         let own = coordinator::log::Append { epoch: taken.epoch, ..going_on(&call, ended()) };
         cast.world.log.append(own).await.expect("the new owner's");
@@ -140,6 +143,27 @@ async fn a_late_winner_pushes_nobody_away() {
     drop(late);
     assert!(new.confirm().await && new.may_act(row.epoch).await, "the release of the late one ends nothing");
     assert_eq!(run(&new, Gate::Free).await, call.id);
+    cast.end().await;
+}
+
+/// Only a session that somebody waits for has to be served elsewhere at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_draining_node_passes_on_is_what_is_wanted() {
+    let mut cast = Cast::redis(2).await;
+    let idle = cast.another().await;
+    cast.nodes[0].cluster.adopt(idle).await;
+    let unwanted = cast.lease(0).await;
+    let call = cast.message();
+    let _waiter = cast.enqueue(0, &call).await;
+    let wanted = cast.lease(0).await;
+    cast.nodes[0].cluster.drain();
+    unwanted.pass_on();
+    wanted.pass_on();
+    let lease = cast.lease(1).await;
+    assert_eq!(lease.session(), cast.session);
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(cast.nodes[1].cluster.owner(idle).await.expect("answered"), None);
+    cast.no_lease(1);
     cast.end().await;
 }
 

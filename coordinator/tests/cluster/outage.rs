@@ -141,3 +141,42 @@ async fn a_full_redis_loses_no_lease() {
     assert_eq!(run(&lease, Gate::Free).await, call.id);
     cast.end().await;
 }
+
+/// Another server's clock is behind: what it has to tell is heard all the same, and what was heard takes no room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inbox_goes_on_under_another_clock() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let inbox = format!("{}inbox:{}", cast.prefix, cast.nodes[0].name);
+    let wake = format!("{{\"v\":1,\"frame\":{{\"Wake\":\"{}\"}}}}", cast.session);
+    let late = ["99999999999999-0", "99999999999999-1"];
+    for id in late {
+        let add = redis::cmd("XADD").arg(&inbox).arg(id).arg("f").arg(&wake).to_owned();
+        let _: String = add.query_async(&mut cast.raw().await).await.expect("added");
+    }
+    within("it is heard", lease.woken()).await;
+    until("it is trimmed", async || {
+        match redis::cmd("XLEN").arg(&inbox).query_async::<u64>(&mut cast.raw().await).await {
+            Ok(0) => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+    let mut server = cast.server.take().expect("a server");
+    let restarted = tokio::task::spawn_blocking(move || {
+        server.stop();
+        server.run();
+        server
+    });
+    cast.server = Some(restarted.await.expect("restarted"));
+    let call = cast.message();
+    let _waiter = cast.enqueue(1, &call).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    lease.tell(call.id, Progress::Running).await;
+    // From here on nothing but the inbox tells of this.
+    cast.nodes[1].cluster.revoked(cast.key, &engine::rpc::RpcError::internal()).await;
+    let signals = cast.nodes[0].signals.as_mut().expect("a node of a cluster");
+    assert!(within("a signal", signals.recv()).await.is_some());
+    cast.end().await;
+}

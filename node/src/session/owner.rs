@@ -119,7 +119,7 @@ impl Owner {
                 return self.stopped().await;
             }
             if self.app.stop.is_cancelled() {
-                self.lease.hand_over();
+                self.lease.pass_on();
                 return None;
             }
             match self.lease.claim(self.gate()).await {
