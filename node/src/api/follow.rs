@@ -74,7 +74,7 @@ impl Follow {
                     // In a cluster another node may serve it while this one still carries the answer.
                     let stop = if self.app.cluster.is_shared() { self.app.halt.clone() } else { self.app.stop.clone() };
                     let news = self.frames.idle(async {
-                        tokio::select! { _ = waiter.changed() => true, () = stop.cancelled() => false }
+                        tokio::select! { known = waiter.changed() => known, () = stop.cancelled() => false }
                     });
                     if !news.await? {
                         return Ok(Err(RpcError::internal()));
