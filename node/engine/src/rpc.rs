@@ -2,7 +2,6 @@
 
 use crate::json::{self, Object, Raw};
 use serde_json::value::RawValue;
-use std::fmt::Write;
 
 macro_rules! methods {
     ($($name:ident = $text:literal,)*) => {
@@ -158,13 +157,6 @@ pub fn error(id: &RawValue, error: &RpcError) -> String {
 /// An error that ends a stream without being a call's answer (`lagged`, companion 2.5).
 pub fn ended(error: &RpcError) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"error\":{}}}\n", error.object())
-}
-
-/// The notification that carries an event.
-pub fn notification(view: &str) -> String {
-    let mut frame = String::with_capacity(view.len() + 64);
-    let _ = writeln!(frame, r#"{{"jsonrpc":"2.0","method":"session.event","params":{view}}}"#);
-    frame
 }
 
 #[cfg(test)]

@@ -266,13 +266,9 @@ mod tests {
         ] {
             assert_eq!(client(text).unwrap_err(), why);
         }
-        #[derive(Debug, Deserialize)]
-        struct List(
-            #[serde(deserialize_with = "objects")]
-            #[allow(dead_code)]
-            Vec<ClientTool>,
-        );
-        let error = serde_json::from_str::<List>(r#"[["t"]]"#).unwrap_err();
+        #[derive(Deserialize)]
+        struct List(#[serde(deserialize_with = "objects")] Vec<ClientTool>);
+        let error = serde_json::from_str::<List>(r#"[["t"]]"#).map(|list| list.0).unwrap_err();
         assert_eq!(json::reason(&error), "invalid type: sequence, expected an object");
     }
 
