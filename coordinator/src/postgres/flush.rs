@@ -125,6 +125,8 @@ impl Flush {
     async fn lead(self: Arc<Self>) {
         let mut leader = Leader { flush: &self, sessions: Vec::new(), done: false };
         while let Some(jobs) = leader.take() {
+            // What could not share this statement does not wait for its end: that may be as long as a row stays locked.
+            Arc::clone(&self).raise();
             let left = match <[Job; 1]>::try_from(jobs) {
                 Ok([job]) => {
                     let result = self.one(&job.entry).await;
@@ -134,6 +136,17 @@ impl Flush {
                 Err(jobs) => self.several(jobs).await,
             };
             leader.release(left);
+        }
+    }
+
+    /// Starts another leader, if one may run and finds something to do.
+    fn raise(self: Arc<Self>) {
+        let mut waiting = self.waiting();
+        let Waiting { jobs, busy, running } = &mut *waiting;
+        if *running < self.statements && jobs.iter().any(|job| !busy.contains(&job.entry.session)) {
+            *running += 1;
+            drop(waiting);
+            tokio::spawn(self.lead());
         }
     }
 
