@@ -102,10 +102,7 @@ impl Log {
                             .bind(declarations)
                             .execute()
                             .await?;
-                        match done {
-                            0 => Err(Error::NotOpen(state(c, session).await?.shown())),
-                            _ => Ok(()),
-                        }
+                        was_open(c, session, done).await
                     })
                 },
                 |()| (),
@@ -165,10 +162,7 @@ impl Log {
                             .bind(reason)
                             .execute()
                             .await?;
-                        match done {
-                            0 => Err(Error::NotOpen(state(c, session).await?.shown())),
-                            _ => Ok(()),
-                        }
+                        was_open(c, session, done).await
                     })
                 },
                 |()| (),
@@ -198,6 +192,14 @@ impl Log {
     /// `Unavailable` with nothing applied.
     pub async fn forsake(&self, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
         self.db.write(move |c| Box::pin(async move { forsake(c, key).await }), |_| ()).await
+    }
+}
+
+/// Fails unless a statement that asks for an open session has changed a row.
+async fn was_open(c: &mut Connection, session: SessionId, changed: u64) -> Result<(), Error> {
+    match changed {
+        0 => Err(Error::NotOpen(state(c, session).await?.shown())),
+        _ => Ok(()),
     }
 }
 
