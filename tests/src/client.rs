@@ -153,6 +153,11 @@ pub struct Session {
 }
 
 impl Session {
+    /// The view through `api` of the client that was given `key`.
+    pub fn new(api: &Api, id: &str, key: &str) -> Self {
+        Self { api: api.clone(), id: id.to_owned(), key: key.to_owned() }
+    }
+
     /// `/api/v1/sessions/{id}` and what follows.
     pub fn path(&self, rest: &str) -> String {
         format!("/api/v1/sessions/{}{rest}", self.id)
@@ -189,19 +194,28 @@ impl Session {
         self.start(method, params).await.finish().await
     }
 
-    /// The same while the server may be in trouble: the error is a status and body instead of a stream.
+    /// Starts a call while the server may be in trouble: the error is a status and body instead of a stream.
     ///
     /// # Errors
-    /// Any answer but 200.
-    pub async fn try_rpc(&self, method: &str, params: Value) -> Result<Outcome, String> {
+    /// Any answer but 200, or none.
+    pub async fn try_start(&self, method: &str, params: Value) -> Result<Frames, String> {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
         let request = self.api.request("POST", &self.path("/rpc")).header("content-type", "application/json");
         let request = request.header("authorization", format!("Bearer {}", self.key)).body(body);
-        let answer = within("the head of an /rpc answer", request.send()).await.map_err(|error| error.to_string())?;
+        let answer = tokio::time::timeout(crate::poll::DEADLINE, request.send()).await;
+        let answer = answer.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
         match answer.status().as_u16() {
-            200 => Ok(Frames::new(answer).finish().await),
+            200 => Ok(Frames::new(answer)),
             status => Err(format!("{status}: {}", answer.text().await.unwrap_or_default())),
         }
+    }
+
+    /// The same to its end.
+    ///
+    /// # Errors
+    /// Any answer but 200, or none.
+    pub async fn try_rpc(&self, method: &str, params: Value) -> Result<Outcome, String> {
+        Ok(self.try_start(method, params).await?.finish().await)
     }
 
     /// Registers as a driver, which must succeed.

@@ -33,6 +33,7 @@ pub struct Plan {
     nodes: usize,
     config: Config,
     mcp_servers: Vec<String>,
+    model: Option<String>,
     own_redis: bool,
     own_postgres: bool,
     proxied: bool,
@@ -44,6 +45,7 @@ impl Default for Plan {
             nodes: 3,
             config: Config::default(),
             mcp_servers: Vec::new(),
+            model: None,
             own_redis: false,
             own_postgres: false,
             proxied: false,
@@ -68,6 +70,12 @@ impl Plan {
     pub fn mcp(mut self, mcp: &Mcp) -> Self {
         self.config = self.config.toml(&mcp.toml());
         self.mcp_servers.push(mcp.name.clone());
+        self
+    }
+
+    /// A model of the test's own at this URL, as the provider `main` and its fallback `second`.
+    pub fn model(mut self, url: &str) -> Self {
+        self.model = Some(url.to_owned());
         self
     }
 
@@ -105,7 +113,13 @@ impl Plan {
         admin_sql(&base, &format!("CREATE DATABASE {name}")).await;
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&format!("{base}/{name}")).expect("a URL");
         let provider = Provider::start().await;
-        let config = self.config.toml(&provider_toml("main", "anthropic", &provider.url(), ""));
+        let model = self.model.clone().unwrap_or_else(|| provider.url());
+        let mut config = self.config.toml(&provider_toml("main", "anthropic", &model, ""));
+        let mut fallbacks = Vec::new();
+        if self.model.is_some() {
+            config = config.toml(&provider_toml("second", "anthropic", &model, ""));
+            fallbacks.push("second");
+        }
         let config = config.env("BAE_REDIS_PREFIX", &format!("{name}:")).env("BAE_DATABASE_CONNECTIONS", "5");
         let mut nodes: Vec<Node> = Vec::new();
         for _ in 0..self.nodes {
@@ -132,7 +146,7 @@ impl Plan {
         let admin = nodes[0].admin();
         let profile = admin
             .profile(&json!({
-                "name": "main", "primary_provider": "main", "fallback_providers": [], "mcp_servers": self.mcp_servers,
+                "name": "main", "primary_provider": "main", "fallback_providers": fallbacks, "mcp_servers": self.mcp_servers,
                 "allowed_tools": TOOLS, "available_sandboxes": [],
             }))
             .await;

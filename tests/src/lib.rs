@@ -20,5 +20,6 @@ pub mod program;
 pub mod provider;
 pub mod server;
 pub mod services;
+pub mod soak;
 pub mod transcript;
 pub mod world;

@@ -9,6 +9,7 @@ use crate::poll::within;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 
 /// How the next `tools/call` ends.
@@ -16,6 +17,8 @@ use tokio::sync::{broadcast, watch};
 pub enum Outcome {
     /// One text block.
     Text(String),
+    /// One text block, after a while.
+    Late(Duration, String),
     /// This `result`, as it is.
     Result(Value),
     /// This line instead of a JSON-RPC message (for HTTP: the body).
@@ -237,6 +240,10 @@ impl Mind {
         };
         let content = |text: &str| json!([{"type": "text", "text": text}]);
         let result = match outcome {
+            Outcome::Late(after, text) => {
+                tokio::time::sleep(after).await;
+                json!({"content": content(&text)})
+            }
             Outcome::Text(text) => json!({"content": content(&text)}),
             Outcome::IsError(text) => json!({"content": content(&text), "isError": true}),
             Outcome::Result(value) => value,

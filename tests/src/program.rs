@@ -15,7 +15,8 @@ pub fn program(name: &str) -> PathBuf {
     }
     static UP_TO_DATE: Once = Once::new();
     let test = std::env::current_exe().expect("the test's own path");
-    let dir = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST").to_owned();
+    let own = test.parent().expect("target/PROFILE/deps/TEST or target/PROFILE/PROGRAM");
+    let dir = if own.ends_with("deps") { own.parent().expect("target/PROFILE") } else { own }.to_owned();
     UP_TO_DATE.call_once(|| bring_up_to_date(&dir));
     let path = dir.join(name);
     assert!(path.exists(), "{} is missing: run `cargo build --workspace --bins`", path.display());

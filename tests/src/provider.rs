@@ -99,6 +99,38 @@ impl Answer {
             other => other,
         }
     }
+
+    /// Writes it in either format.
+    pub(crate) async fn send(self, openai: bool, model: &str, conn: &mut Conn) {
+        match self {
+            Self::Message { blocks, stop, usage } => {
+                let body = if openai {
+                    chat_completion(model, &blocks, stop, usage)
+                } else {
+                    message(model, &blocks, stop, usage)
+                };
+                conn.reply(200, &[("content-type", "application/json")], body.to_string().as_bytes()).await;
+            }
+            Self::Raw { status, headers, body } => {
+                let headers: Vec<(&str, &str)> = headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+                conn.reply(status, &headers, &body).await;
+            }
+            Self::HangUp => {}
+            Self::CutBody => {
+                conn.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"id\":\"msg",
+                )
+                .await;
+            }
+            Self::Drip => {
+                conn.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+                    .await;
+                while conn.write(b"1\r\n \r\n").await {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -240,34 +272,7 @@ async fn answer(state: Arc<State>, request: Request, mut conn: Conn) {
             }
         }
     }
-    match step.answer {
-        Answer::Message { blocks, stop, usage } => {
-            let body = if openai {
-                chat_completion(&model, &blocks, stop, usage)
-            } else {
-                message(&model, &blocks, stop, usage)
-            };
-            conn.reply(200, &[("content-type", "application/json")], body.to_string().as_bytes()).await;
-        }
-        Answer::Raw { status, headers, body } => {
-            let headers: Vec<(&str, &str)> = headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-            conn.reply(status, &headers, &body).await;
-        }
-        Answer::HangUp => {}
-        Answer::CutBody => {
-            conn.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"id\":\"msg",
-            )
-            .await;
-        }
-        Answer::Drip => {
-            conn.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
-                .await;
-            while conn.write(b"1\r\n \r\n").await {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
+    step.answer.send(openai, &model, &mut conn).await;
 }
 
 fn message(model: &str, blocks: &[Value], stop: Stop, usage: Option<(u64, u64)>) -> Value {

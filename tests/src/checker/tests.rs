@@ -155,3 +155,87 @@ fn questions() {
     only(&log.compare_asked(&asked(&["1", "2", "3"])), Rule::Asked);
     only(&log.compare_asked(&asked(&["1", "1", "1", "2"])), Rule::Asked);
 }
+
+mod sent {
+    use super::super::{End, Sent};
+    use super::{event, good, only};
+    use crate::checker::{Log, Rule};
+    use serde_json::json;
+    use std::time::{Duration, Instant};
+
+    /// Two messages and a continuation, each with its label.
+    fn log() -> Log {
+        let mut log = good();
+        let result = json!([{"type": "tool_result", "tool_use_id": "tu_1", "content": "[s1/d1/2]"}]);
+        let contents = [json!("[s1/d1/1]"), json!("[s1/d2/1]"), result];
+        log.events = contents
+            .into_iter()
+            .zip(1..)
+            .map(|(content, n)| event(n, Some(1), None, "client.message.send", json!({"content": content})))
+            .collect();
+        log
+    }
+
+    /// Each sent and accepted a second after the other.
+    fn sent() -> Vec<Sent> {
+        let begin = Instant::now();
+        let calls = ["[s1/d1/1]", "[s1/d2/1]", "[s1/d1/2]"].into_iter().enumerate();
+        calls
+            .map(|(n, label)| {
+                let at = begin + Duration::from_secs(2 * n as u64);
+                let accepted = Some(at + Duration::from_secs(1));
+                Sent { label: label.to_owned(), sent: at, accepted, overtakes: false, end: End::Answered }
+            })
+            .collect()
+    }
+
+    fn with(change: impl FnOnce(&mut Vec<Sent>)) -> Vec<crate::checker::Violation> {
+        let mut sent = sent();
+        change(&mut sent);
+        log().compare_sent(&sent)
+    }
+
+    #[test]
+    fn a_good_record() {
+        assert_eq!(with(|_| {}), []);
+        assert_eq!(with(|sent| sent.iter_mut().for_each(|call| call.end = End::Unknown)), []);
+        // Nobody knows which of two goes first while neither had been accepted when the other was sent.
+        let at_once = |sent: &mut Vec<Sent>| {
+            sent[1].accepted = None;
+            sent[0].sent = sent[2].sent + Duration::from_millis(500);
+            sent[0].accepted = Some(sent[0].sent + Duration::from_secs(1));
+        };
+        assert_eq!(with(at_once), []);
+    }
+
+    #[test]
+    fn each_call_once_or_not_at_all() {
+        only(&with(|sent| sent[1].end = End::Refused), Rule::Once);
+        only(&with(|sent| sent[1].label = "[s1/d2/9]".to_owned()), Rule::Once);
+        only(&with(|sent| drop(sent.pop())), Rule::Once);
+        let mut twice = log();
+        twice.events.push(twice.events[0].clone());
+        only(&twice.compare_sent(&sent()), Rule::Once);
+    }
+
+    #[test]
+    fn in_the_order_of_acceptance() {
+        let late = |sent: &mut Vec<Sent>| {
+            let end = sent[2].sent + Duration::from_secs(5);
+            sent[0].sent = end;
+            sent[0].accepted = Some(end);
+        };
+        only(&with(late), Rule::Order);
+        let overtaking = |sent: &mut Vec<Sent>| {
+            late(sent);
+            sent[0].overtakes = true;
+        };
+        assert_eq!(with(overtaking), []);
+        let left = |sent: &mut Vec<Sent>| {
+            late(sent);
+            sent[1].accepted = None;
+            sent[2].accepted = None;
+        };
+        assert_eq!(with(left), []);
+    }
+}

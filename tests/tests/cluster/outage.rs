@@ -84,6 +84,98 @@ async fn redis_gone_for_fifteen_seconds() {
     assert_eq!(mcp.calls().len(), 1);
 }
 
+/// F22: Redis is gone for a minute under load and comes back with nothing. Turns of many tool rounds run through it without
+/// another owner, drivers stay registered, what was accepted goes on by itself and in its order, and what is sent meanwhile,
+/// again and again, is recorded once.
+#[tokio::test]
+async fn redis_gone_for_a_minute_under_load() {
+    let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
+    let plan = Plan::default().own_redis().mcp(&mcp).env("BAE_MAX_TURN_ITERATIONS", "1000");
+    let mut cluster = plan.start().await;
+    // Three turns share these, 2 s each: more than the minute.
+    let rounds = 105;
+    for round in 0..rounds {
+        cluster.provider.push(Answer::tools(&[(&format!("tu_{round}"), "ls", json!({"round": round}))]));
+        mcp.push(Outcome::Late(Duration::from_secs(2), "a listing".to_owned()));
+    }
+    let (mut sessions, mut running, mut waiting, mut watching) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for index in 0..3 {
+        let session = cluster.driver().await;
+        watching.push(cluster.at(&session, (index + 2) % 3).subscribe(None).await);
+        running.push(cluster.at(&session, index).start_send("running").await);
+        cluster
+            .until(&session, tests::poll::DEADLINE, "a tool round", |log| log.types().contains(&"tool.result".into()))
+            .await;
+        for (node, text) in [(index + 1, "A"), (index + 2, "B")] {
+            waiting.push(cluster.at(&session, node % 3).start_send(text).await);
+        }
+        sessions.push(session);
+    }
+    let owners = {
+        let mut epochs = Vec::new();
+        for session in &sessions {
+            epochs.push(cluster.log(session).await.epoch);
+        }
+        epochs
+    };
+    let stopped = Instant::now();
+    cluster.redis.as_mut().unwrap().stop();
+    let load = sessions.iter().enumerate().map(|(index, session)| {
+        let nodes: Vec<_> = (0..3).map(|node| cluster.at(session, (index + node) % 3)).collect();
+        tokio::spawn(async move {
+            let params = json!({"message": {"content": "C"}, "idempotency_key": "C"});
+            for attempt in 0.. {
+                let outcome = nodes[attempt % 3].try_rpc("session.sendMessage", params.clone()).await.unwrap();
+                let last = outcome.frames.last().unwrap_or_else(|| panic!("attempt {attempt} broke off"));
+                if last.get("result").is_some() {
+                    return attempt;
+                }
+                assert_eq!(last["error"]["data"]["retryable"], true, "{last}");
+            }
+            unreachable!("attempts have no end")
+        })
+    });
+    let load: Vec<_> = load.collect();
+    // How long it is gone is the point here.
+    sleep_until(stopped + Duration::from_secs(60)).await;
+    for (session, epoch) in sessions.iter().zip(&owners) {
+        let log = cluster.log(session).await;
+        assert_eq!((log.epoch, log.phase.as_str()), (*epoch, "running"), "{:?}", log.types());
+        let drivers = cluster.at(session, 1).api().get(&session.path("/participants"), &session.key).await.expect(200);
+        assert_eq!(drivers.json()["drivers"].as_array().map(Vec::len), Some(1), "{}", drivers.body);
+    }
+    assert!(load.iter().all(|task| !task.is_finished()), "a call was answered while nothing could be accepted");
+    cluster.redis.as_mut().unwrap().run();
+    for frames in running.into_iter().chain(waiting) {
+        assert_eq!(frames.finish().await.text(), "ok");
+    }
+    for task in load {
+        let attempts = task.await.unwrap();
+        assert!(attempts > 1, "{attempts}");
+    }
+    let mut called = 0;
+    for ((session, stream), epoch) in sessions.iter().zip(&mut watching).zip(owners) {
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.extend(stream.until_type("server.message.send").await);
+        }
+        let log = cluster.log(session).await;
+        assert_eq!(log.violations(), []);
+        assert_eq!(log.compare_accepted(&["running", "A", "B", "C"].map(Accepted::new)), []);
+        assert_eq!(log.compare_stream(&ids(&seen)), []);
+        assert!(of_type(&log, "session.error").is_empty() && log.state == "open");
+        assert!(
+            of_type(&log, "mcp.response").iter().all(|response| response["ok"] == true),
+            "a tool call was fenced off"
+        );
+        let first_turn = log.calls[0].last.unwrap();
+        let taken_over = log.events.iter().filter(|event| event.number <= first_turn);
+        assert!(taken_over.filter_map(|event| event.epoch).all(|at| at == epoch), "the running turn changed its owner");
+        called += of_type(&log, "mcp.request").len();
+    }
+    assert_eq!((called, mcp.calls().len()), (rounds, rounds), "each tool ran once");
+}
+
 /// F11: Redis answers nobody for 8 s; subscribers on every node still get everything, once and in order.
 #[tokio::test]
 async fn redis_paused_under_subscribers() {

@@ -1,0 +1,296 @@
+//! A driver of a session, as an application drives it: it sends, answers tool uses or leaves them, hangs up now and then, and
+//! sends again, through any node, what was not answered. What it sent and what it was shown it keeps for the checker.
+
+use super::dice::Dice;
+use super::tally::{Class, Tally};
+use crate::checker::{End, Sent};
+use crate::client::{Frames, Session, ids};
+use crate::world::clock;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// A request that no node answers for so long, with one fault after the other, is one too many.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A node that does not begin to answer in this time is given up for another.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// What a call's stream showed.
+#[derive(Debug)]
+pub struct Shown {
+    /// The call.
+    pub label: String,
+    /// Ids that were streamed, of its last attempt.
+    pub live: Vec<String>,
+    /// Ids in the result.
+    pub result: Vec<String>,
+}
+
+/// A driver.
+#[derive(Debug)]
+pub struct Driver {
+    /// The session through each node.
+    pub views: Vec<Session>,
+    /// Of its client key.
+    pub key: String,
+    /// Such as `s1/d2`.
+    pub name: String,
+    pub dice: Dice,
+    pub tally: Arc<Tally>,
+    /// Every message.
+    pub sent: Vec<Sent>,
+    /// Every result.
+    pub shown: Vec<Shown>,
+    /// Every report, and whether it was taken.
+    pub reports: Vec<(String, bool)>,
+    number: usize,
+    open: Vec<Value>,
+    /// Whether a pause may be its own.
+    may_hold: bool,
+    over: bool,
+}
+
+/// What a stream came to.
+enum Got {
+    Result(Value),
+    Error(Value),
+    /// It broke off.
+    Broken,
+    /// The client left.
+    Left,
+}
+
+impl Driver {
+    /// One that has done nothing yet.
+    pub fn new(views: Vec<Session>, key: &str, name: &str, seed: u64, tally: Arc<Tally>) -> Self {
+        let (sent, shown, reports, open) = Default::default();
+        let dice = Dice::new(seed, name);
+        let (key, name) = (key.to_owned(), name.to_owned());
+        Self { views, key, name, dice, tally, sent, shown, reports, number: 0, open, may_hold: false, over: false }
+    }
+
+    fn view(&mut self) -> (usize, Session) {
+        let node = self.dice.below(self.views.len());
+        (node, self.views[node].clone())
+    }
+
+    fn label(&mut self) -> String {
+        self.number += 1;
+        format!("[{}/{}]", self.name, self.number)
+    }
+
+    /// Registers, however long that takes.
+    pub async fn register(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            let (_, view) = self.view();
+            let asked = timeout(SILENCE, view.try_start("session.registerDriver", json!({}))).await;
+            if let Ok(Ok(mut frames)) = asked
+                && let Got::Result(_) = self.read(&mut frames, &mut Vec::new(), PATIENCE).await
+            {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        self.tally.wrong(&self.name, "could not register".to_owned());
+        self.over = true;
+    }
+
+    /// Drives until told to stop, or until the session or its key is no more.
+    pub async fn run(mut self, stop: watch::Receiver<bool>) -> Self {
+        while !*stop.borrow() && !self.over {
+            self.act().await;
+            sleep(self.dice.millis(0..400)).await;
+        }
+        self
+    }
+
+    async fn act(&mut self) {
+        if !self.open.is_empty() {
+            match self.dice.below(100) {
+                0..65 => {
+                    sleep(self.dice.millis(0..1500)).await;
+                    return self.answer().await;
+                }
+                65..80 => {
+                    self.tally.hit(Class::PauseLeft, 1);
+                    self.open.clear();
+                    return;
+                }
+                _ => {}
+            }
+        }
+        match self.dice.below(100) {
+            0..70 => self.say(true).await,
+            70..78 => self.compact().await,
+            78..88 => self.report().await,
+            88..93 => {
+                let (_, view) = self.view();
+                let _ = view.try_start("session.updateClientTools", json!({"tools": [clock()]})).await;
+            }
+            93..97 => self.participants().await,
+            _ => {
+                let (_, view) = self.view();
+                let path = view.path("/events?limit=5");
+                let request = view.api().request("GET", &path).header("authorization", format!("Bearer {}", view.key));
+                let _ = timeout(SILENCE, request.send()).await;
+            }
+        }
+    }
+
+    /// Says something; may hang up before the answer has come.
+    pub async fn say(&mut self, may_leave: bool) {
+        let label = self.label();
+        let patience = if may_leave && self.dice.percent(20) { self.dice.millis(0..1500) } else { PATIENCE };
+        self.send(json!(label), label, patience).await;
+    }
+
+    async fn answer(&mut self) {
+        let label = self.label();
+        let block = |id: &Value| json!({"type": "tool_result", "tool_use_id": id, "content": label});
+        let content: Value = self.open.iter().map(block).collect();
+        self.send(content, label, PATIENCE).await;
+    }
+
+    /// Says something until nothing is left open, so that the session comes to rest.
+    pub async fn settle(&mut self) {
+        for _ in 0..50 {
+            self.say(false).await;
+            if self.over || self.open.is_empty() {
+                return;
+            }
+        }
+        self.tally.wrong(&self.name, "fifty messages, and each asked for a tool".to_owned());
+    }
+
+    async fn send(&mut self, content: Value, label: String, patience: Duration) {
+        // A plain message, too, goes first if it retires a pause of its own key.
+        let overtakes = content.is_array() || self.may_hold;
+        let params = json!({"message": {"content": content}, "idempotency_key": label});
+        self.open.clear();
+        let first = Instant::now();
+        let mut call = Sent { label: label.clone(), sent: first, accepted: None, overtakes, end: End::Unknown };
+        for attempt in 0.. {
+            if first.elapsed() > PATIENCE {
+                self.tally.wrong(&self.name, format!("{label} has no answer after {attempt} attempts"));
+                break;
+            }
+            let (node, view) = self.view();
+            let asked = timeout(SILENCE, view.try_start("session.sendMessage", params.clone())).await;
+            let mut frames = match asked {
+                Ok(Ok(frames)) => frames,
+                Ok(Err(refused)) if refused.starts_with("401") => {
+                    self.over = true;
+                    break;
+                }
+                Ok(Err(_)) | Err(_) => {
+                    sleep(self.dice.millis(50..200)).await;
+                    continue;
+                }
+            };
+            let (accepted, mut live) = (Instant::now(), Vec::new());
+            match self.read(&mut frames, &mut live, patience).await {
+                Got::Left => {
+                    self.tally.hit(Class::ClientLeft, usize::from(!live.is_empty()));
+                    break;
+                }
+                Got::Broken => sleep(self.dice.millis(50..200)).await,
+                Got::Result(result) => {
+                    let blocks = result["message"]["content"].as_array().cloned().unwrap_or_default();
+                    let ours = blocks.iter().filter(|block| block["dispatch"] == "client");
+                    self.open = ours.map(|block| block["id"].clone()).collect();
+                    self.tally.count(if self.open.is_empty() { "turns ended" } else { "turns paused" }, 1);
+                    let events = result["events"].as_array().cloned().unwrap_or_default();
+                    self.shown.push(Shown { label, live, result: ids(&events) });
+                    let stayed = attempt == 0 && !self.tally.troubled(node, accepted);
+                    call.accepted = stayed.then_some(accepted);
+                    call.end = End::Answered;
+                    break;
+                }
+                Got::Error(error) => {
+                    let text = error["message"].as_str().unwrap_or_default();
+                    match error["code"].as_i64() {
+                        Some(-32603) => sleep(self.dice.millis(50..200)).await,
+                        _ if error["data"]["retryable"] == true => sleep(self.dice.millis(50..200)).await,
+                        Some(-32000) if text.starts_with("tool result merge invalid: no paused turn") => {
+                            call.end = End::Refused;
+                            break;
+                        }
+                        Some(-32000) if text.ends_with("not open") || text == "the client key was revoked" => {
+                            self.over = true;
+                            break;
+                        }
+                        _ => {
+                            self.tally.wrong(&self.name, format!("{label} was answered with {error}"));
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        self.may_hold = call.end == End::Unknown || !self.open.is_empty();
+        self.sent.push(call);
+    }
+
+    async fn read(&mut self, frames: &mut Frames, live: &mut Vec<String>, patience: Duration) -> Got {
+        let end = tokio::time::Instant::now() + patience;
+        loop {
+            let line = match tokio::time::timeout_at(end, frames.line()).await {
+                Err(_) if patience == PATIENCE => return Got::Broken,
+                Err(_) => return Got::Left,
+                Ok(None) => return Got::Broken,
+                Ok(Some(line)) if line.is_empty() => continue,
+                Ok(Some(line)) => line,
+            };
+            let Ok(mut frame) = serde_json::from_str::<Value>(&line) else {
+                // Cut off in the middle.
+                return Got::Broken;
+            };
+            if let Some(id) = frame["params"]["id"].as_str() {
+                live.push(id.to_owned());
+            } else if frame.get("error").is_some() {
+                return Got::Error(frame["error"].take());
+            } else {
+                return Got::Result(frame["result"].take());
+            }
+        }
+    }
+
+    async fn compact(&mut self) {
+        let (_, view) = self.view();
+        // Named, because a compaction of nothing has nothing else that tells whose it is.
+        let params = json!({"prompt": format!("[{}/compact] Sum it up.", self.name)});
+        if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.compact", params)).await {
+            self.open.clear();
+            let got = self.read(&mut frames, &mut Vec::new(), PATIENCE).await;
+            self.tally.count("compactions", usize::from(matches!(got, Got::Result(_))));
+        }
+    }
+
+    async fn report(&mut self) {
+        let label = self.label();
+        let (_, view) = self.view();
+        let params = json!({"state": "running", "image": label});
+        let mut taken = false;
+        if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.reportLocalSandbox", params)).await {
+            taken = matches!(self.read(&mut frames, &mut Vec::new(), PATIENCE).await, Got::Result(_));
+        }
+        self.reports.push((label, taken));
+    }
+
+    /// Drivers stay registered, whatever happens to nodes and servers.
+    async fn participants(&mut self) {
+        let (_, view) = self.view();
+        let path = view.path("/participants");
+        let request = view.api().request("GET", &path).header("authorization", format!("Bearer {}", view.key));
+        let Ok(Ok(answer)) = timeout(SILENCE, request.send()).await else { return };
+        if answer.status() == 200 {
+            let body = answer.text().await.unwrap_or_default();
+            if !body.is_empty() && !body.contains(&self.key) {
+                self.tally.wrong(&self.name, format!("is no driver any more: {body}"));
+            }
+        }
+    }
+}

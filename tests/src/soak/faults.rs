@@ -1,0 +1,225 @@
+//! One fault after the other, of every class in turn, each at a moment when running turns are there to be hit.
+
+use super::dice::Dice;
+use super::tally::{Class, Tally};
+use crate::cluster::{Cluster, LEASE, Mode, Node};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+
+/// Within this every node is ready again.
+const RECOVERY: Duration = Duration::from_secs(60);
+
+/// Faults of nodes and servers; clients, providers and tools fail by themselves.
+pub const CLASSES: &[Class] = &[
+    Class::Killed,
+    Class::Drained,
+    Class::Frozen,
+    Class::Dozed,
+    Class::RedisHangs,
+    Class::RedisCut,
+    Class::DatabaseHangs,
+    Class::DatabaseCut,
+    Class::Isolated,
+    Class::RedisEmptied,
+    Class::RedisGone,
+    Class::RedisPaused,
+    Class::RedisFull,
+    Class::DatabaseGone,
+    Class::DatabaseDrops,
+    Class::RowsLocked,
+    Class::KilledInOutage,
+];
+
+/// Who breaks things.
+#[derive(Debug)]
+pub struct Faults<'a> {
+    pub cluster: &'a mut Cluster,
+    pub dice: Dice,
+    pub tally: Arc<Tally>,
+    /// How long Redis stays away at most.
+    pub outage: Duration,
+}
+
+impl Faults<'_> {
+    /// Goes on until `end`, in an order that the dice choose.
+    pub async fn run(&mut self, classes: &[Class], end: Instant) {
+        loop {
+            let mut round = classes.to_vec();
+            self.dice.shuffle(&mut round);
+            for class in round {
+                sleep(self.dice.millis(500..2500)).await;
+                if Instant::now() >= end {
+                    return;
+                }
+                self.fault(class).await;
+            }
+        }
+    }
+
+    async fn fault(&mut self, class: Class) {
+        let Some((node, here, all)) = self.target().await else {
+            eprintln!("no turn runs to be hit when {}", class.what());
+            return;
+        };
+        eprintln!("{} (node {node}, {here} of {all} running turns)", class.what());
+        self.tally.begin(class);
+        let (freeze, hang) = (LEASE + self.dice.millis(500..4000), self.dice.millis(1000..8000));
+        let outage = self.dice.millis(500..self.outage.as_millis() as u64);
+        let local = match class {
+            Class::Killed => self.kill(node).await,
+            Class::Drained => {
+                self.tally.trouble(node);
+                self.cluster.nodes[node].server.terminate();
+                self.cluster.nodes[node].server.ended().await;
+                self.cluster.nodes[node].start().await;
+            }
+            Class::Frozen => self.freeze(node, freeze).await,
+            Class::Dozed => {
+                let doze = self.dice.millis(100..1500);
+                self.freeze(node, doze).await;
+            }
+            Class::RedisHangs => self.break_links(node, Mode::Stall, &[true], hang).await,
+            Class::RedisCut => self.break_links(node, Mode::Cut, &[true], hang).await,
+            Class::DatabaseHangs => self.break_links(node, Mode::Stall, &[false], hang).await,
+            Class::DatabaseCut => self.break_links(node, Mode::Cut, &[false], hang).await,
+            Class::Isolated => self.break_links(node, Mode::Cut, &[true, false], hang).await,
+            Class::RedisEmptied => self.redis_cli(&["FLUSHALL"]),
+            Class::RedisGone => {
+                self.cluster.redis.as_mut().expect("its own Redis").stop();
+                sleep(outage).await;
+                self.cluster.redis.as_mut().expect("its own Redis").run();
+            }
+            Class::RedisPaused => {
+                self.redis_cli(&["CLIENT", "PAUSE", &hang.as_millis().to_string(), "ALL"]);
+                sleep(hang).await;
+            }
+            Class::RedisFull => {
+                self.redis_cli(&["CONFIG", "SET", "maxmemory", "1"]);
+                sleep(hang).await;
+                self.redis_cli(&["CONFIG", "SET", "maxmemory", "0"]);
+            }
+            Class::DatabaseGone => {
+                self.cluster.postgres.as_mut().expect("its own Postgres").stop();
+                sleep(hang / 2).await;
+                self.cluster.postgres.as_mut().expect("its own Postgres").run();
+            }
+            Class::DatabaseDrops => {
+                let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                           WHERE datname = current_database() AND pid <> pg_backend_pid()";
+                let _ = sqlx::query(sql).execute(&self.cluster.pool).await;
+            }
+            Class::RowsLocked => self.lock_rows(hang / 4).await,
+            Class::KilledInOutage => {
+                self.cluster.redis.as_mut().expect("its own Redis").stop();
+                sleep(outage / 2).await;
+                self.cluster.nodes[node].server.kill9();
+                self.tally.trouble(node);
+                sleep(outage / 2).await;
+                self.cluster.redis.as_mut().expect("its own Redis").run();
+                self.cluster.nodes[node].start().await;
+            }
+            _ => return,
+        };
+        let () = local;
+        let whole = [
+            Class::RedisEmptied,
+            Class::RedisGone,
+            Class::RedisPaused,
+            Class::RedisFull,
+            Class::DatabaseGone,
+            Class::DatabaseDrops,
+            Class::RowsLocked,
+        ];
+        self.tally.hit(class, if whole.contains(&class) { all } else { here });
+        self.recover(class).await;
+    }
+
+    fn redis_cli(&self, words: &[&str]) {
+        self.cluster.redis.as_ref().expect("its own Redis").redis_cli(words);
+    }
+
+    async fn kill(&mut self, node: usize) {
+        self.tally.trouble(node);
+        self.cluster.nodes[node].server.kill9();
+        // Long enough for the others to notice that it is gone.
+        sleep(LEASE + self.dice.millis(0..3000)).await;
+        self.cluster.nodes[node].start().await;
+    }
+
+    async fn freeze(&self, node: usize, time: Duration) {
+        self.tally.trouble(node);
+        self.cluster.nodes[node].server.signal("STOP");
+        sleep(time).await;
+        self.cluster.nodes[node].server.signal("CONT");
+    }
+
+    /// Breaks a node's ways to Redis (true) and the database (false) for a time.
+    async fn break_links(&self, node: usize, mode: Mode, links: &[bool], time: Duration) {
+        self.tally.trouble(node);
+        let Node { redis, postgres, .. } = &self.cluster.nodes[node];
+        let set = |mode| {
+            let proxies =
+                links.iter().filter_map(|to_redis| if *to_redis { redis.as_ref() } else { postgres.as_ref() });
+            proxies.for_each(|proxy| proxy.set(mode));
+        };
+        set(mode);
+        sleep(time).await;
+        set(Mode::Pass);
+    }
+
+    async fn lock_rows(&self, time: Duration) {
+        let Ok(mut lock) = self.cluster.pool.begin().await else { return };
+        let sql = "SELECT id FROM sessions WHERE phase = 'running' AND state = 'open' FOR UPDATE";
+        if sqlx::query(sql).execute(&mut *lock).await.is_ok() {
+            sleep(time).await;
+        }
+        let _ = lock.rollback().await;
+    }
+
+    /// The node that owns most running turns, how many, and how many run at all; waits until there is one.
+    async fn target(&self) -> Option<(usize, usize, usize)> {
+        let sql = "SELECT 'ses_' || encode(id, 'hex') FROM sessions WHERE phase = 'running' AND state = 'open'";
+        for _ in 0..200 {
+            let running: Vec<String> = sqlx::query_scalar(sql).fetch_all(&self.cluster.pool).await.unwrap_or_default();
+            let mut owned = vec![0; self.cluster.nodes.len()];
+            for session in &running {
+                let path = format!("/admin/v1/sessions/{session}/owner");
+                let reply = self.cluster.nodes[0].admin().get(&path).await;
+                let owner: serde_json::Value = serde_json::from_str(&reply.body).unwrap_or_default();
+                if let Some(node) = self.cluster.nodes.iter().position(|node| owner["node"] == node.name.as_str()) {
+                    owned[node] += 1;
+                }
+            }
+            let node = (0..owned.len()).max_by_key(|node| owned[*node]).filter(|node| owned[*node] > 0);
+            if let Some(node) = node {
+                return Some((node, owned[node], running.len()));
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        None
+    }
+
+    /// Waits until every node is ready.
+    async fn recover(&self, class: Class) {
+        let end = Instant::now() + RECOVERY;
+        for (number, node) in self.cluster.nodes.iter().enumerate() {
+            loop {
+                let asked = timeout(Duration::from_secs(5), node.api().request("GET", "/readyz").send()).await;
+                let state = match asked {
+                    Ok(Ok(answer)) if answer.status() == 200 => break,
+                    Ok(Ok(answer)) => answer.text().await.unwrap_or_default(),
+                    other => format!("{other:?}"),
+                };
+                if Instant::now() > end {
+                    self.tally
+                        .wrong(&format!("node {number}"), format!("is not ready after {}: {state}", class.what()));
+                    break;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+        self.tally.well();
+        self.tally.end();
+    }
+}

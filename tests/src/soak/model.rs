@@ -1,0 +1,134 @@
+//! A model whose answers follow from the seed and the question: texts, tools of the client's and of a server, mixtures,
+//! truncated and half answers, faults that its fallback does not have; some at once and some after seconds.
+//!
+//! It keeps what each session asked until the session has been checked, and notices how long a question whose asker is
+//! gone waits for the next.
+
+use super::dice::Dice;
+use super::tally::{Class, Tally};
+use crate::http1::{Conn, Request, Serving, serve};
+use crate::provider::Answer;
+use serde_json::json;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Default)]
+struct Asked {
+    requests: Vec<Request>,
+    /// Questions whose asker hung up: when, and during which fault.
+    left: HashMap<Vec<u8>, (Instant, Option<Class>)>,
+}
+
+#[derive(Debug)]
+struct Mind {
+    seed: u64,
+    tally: Arc<Tally>,
+    sessions: Mutex<HashMap<String, Asked>>,
+}
+
+/// The running model.
+#[derive(Debug)]
+pub struct Model {
+    mind: Arc<Mind>,
+    serving: Serving,
+}
+
+impl Model {
+    /// Starts it.
+    pub async fn start(seed: u64, tally: Arc<Tally>) -> Self {
+        let mind = Arc::new(Mind { seed, tally, sessions: Mutex::default() });
+        let shared = mind.clone();
+        let serving =
+            serve(([127, 0, 0, 1], 0).into(), move |request, conn| answer(shared.clone(), request, conn)).await;
+        Self { mind, serving }
+    }
+
+    /// What goes into `base_url`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.serving.addr)
+    }
+
+    /// What a session has asked.
+    pub fn asked(&self, tag: &str) -> Vec<Request> {
+        self.mind.with(tag, |asked| asked.requests.clone())
+    }
+
+    /// A session is over and checked.
+    pub fn forget(&self, tag: &str) {
+        self.mind.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
+    }
+}
+
+impl Mind {
+    fn with<T>(&self, tag: &str, look: impl FnOnce(&mut Asked) -> T) -> T {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        look(sessions.entry(tag.to_owned()).or_default())
+    }
+
+    /// The session that a question is about, which its first message names as `[s1/…]`.
+    fn tag(body: &str) -> String {
+        let named = body.find("[s").and_then(|start| Some(&body[start + 1..start + body[start..].find('/')?]));
+        named.unwrap_or_default().to_owned()
+    }
+
+    /// The answer to a question that is asked for the nth time, and how long it takes.
+    fn decide(&self, body: &str, tag: &str, nth: usize) -> (Duration, Answer) {
+        let mut dice = Dice::new(self.seed, &format!("{nth} {body}"));
+        let delay = match dice.below(10) {
+            0 => dice.millis(1000..4000),
+            1..4 => dice.millis(80..600),
+            _ => dice.millis(5..80),
+        };
+        if delay >= Duration::from_secs(1) {
+            self.tally.hit(Class::ProviderSlow, 1);
+        }
+        let second = body.contains("\"mock-second\"");
+        if !second && dice.percent(8) {
+            self.tally.hit(Class::ProviderFails, 1);
+            let fault =
+                [Answer::status(529), Answer::status(500), Answer::raw("garbage"), Answer::HangUp, Answer::CutBody];
+            return (delay, fault[dice.below(fault.len())].clone());
+        }
+        let unique = dice.below(usize::MAX);
+        let id = |part: &str| format!("tu_{unique:x}{part}");
+        let clock = |part: &str| (id(part), "clock", json!({}));
+        let list = |part: &str| (id(part), "ls", json!({"id": id(part)}));
+        let tools = match dice.below(100) {
+            0..22 => vec![clock("c")],
+            22..42 => vec![list("m")],
+            42..50 => vec![list("m"), clock("c")],
+            50..54 => vec![clock("c"), (id("x"), "nobody", json!({})), clock("d")],
+            54..57 => return (delay, Answer::text("").truncated()),
+            57..62 => return (delay, Answer::text(&format!("[{tag}/long]")).usage(3000, 10)),
+            _ => return (delay, Answer::text(&format!("[{tag}/answer]"))),
+        };
+        let tools: Vec<_> = tools.iter().map(|(id, name, input)| (id.as_str(), *name, input.clone())).collect();
+        (delay, Answer::tools(&tools))
+    }
+}
+
+async fn answer(mind: Arc<Mind>, request: Request, mut conn: Conn) {
+    let body = request.text();
+    let tag = Mind::tag(&body);
+    let (nth, left) = mind.with(&tag, |asked| {
+        let nth = asked.requests.iter().filter(|earlier| earlier.body == request.body).count();
+        let left = asked.left.remove(&request.body);
+        asked.requests.push(request.clone());
+        (nth, left)
+    });
+    if let Some((when, Some(class))) = left {
+        mind.tally.again(class, when.elapsed());
+    }
+    let (delay, answer) = mind.decide(&body, &tag, nth);
+    tokio::select! {
+        () = tokio::time::sleep(delay) => {
+            let model = if body.contains("\"mock-second\"") { "mock-second" } else { "mock-main" };
+            answer.send(false, model, &mut conn).await;
+        }
+        () = conn.closed() => {
+            let now = (Instant::now(), mind.tally.active());
+            mind.with(&tag, |asked| asked.left.insert(request.body, now));
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The life of one session after the other: two drivers and two observers for a while, now and then a key revoked or the
+//! session closed under them; then it comes to rest, and the checker reads its whole record.
+
+use super::dice::Dice;
+use super::driver::{Driver, Shown};
+use super::model::Model;
+use super::observer;
+use super::tally::{Class, Tally};
+use crate::admin::{Admin, Key};
+use crate::checker::{Log, Rule, Violation, label_of};
+use crate::client::{Api, Session};
+use crate::history::unpaired;
+use crate::world::clock;
+use serde_json::{Value, json};
+use sqlx::postgres::PgPool;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+/// Within this a session comes to rest, and a request that is sent again and again is answered.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Where sessions are played.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    pub seed: u64,
+    pub apis: Vec<Api>,
+    pub admins: Vec<Admin>,
+    pub profile: String,
+    pub pool: PgPool,
+    pub model: Arc<Model>,
+    pub tally: Arc<Tally>,
+    pub over: watch::Receiver<bool>,
+}
+
+/// One session as it is played.
+struct Play {
+    stage: Stage,
+    tag: String,
+    dice: Dice,
+    views: Vec<Session>,
+    stop: watch::Sender<bool>,
+    drivers: Vec<JoinHandle<Driver>>,
+    observers: Vec<(bool, JoinHandle<Vec<String>>)>,
+}
+
+impl Stage {
+    /// One session after the other until it is over.
+    pub async fn play(self, slot: usize) {
+        let mut number = 0;
+        let mut keys = vec![self.key().await, self.key().await];
+        while !*self.over.borrow() {
+            number += 1;
+            let tag = format!("s{slot}x{number}");
+            match Play::open(self.clone(), &tag, &keys).await {
+                Some(play) => {
+                    if play.run(&keys).await {
+                        keys[1] = self.key().await;
+                    }
+                }
+                None => self.tally.wrong(&tag, "could not be opened".to_owned()),
+            }
+            self.model.forget(&tag);
+        }
+    }
+
+    /// Asks one node after the other until `request` is answered with this status.
+    async fn insist(&self, path: &str, key: &str, method: &str, body: Option<&Value>, status: u16) -> Option<Value> {
+        let end = Instant::now() + PATIENCE;
+        let mut dice = Dice::new(self.seed, path);
+        while Instant::now() < end {
+            let at = dice.below(self.apis.len());
+            let api = if path.starts_with("/admin") { &self.admins[at].0 } else { &self.apis[at] };
+            let mut request = api.request(method, path).header("authorization", format!("Bearer {key}"));
+            if let Some(body) = body {
+                request = request.header("content-type", "application/json").body(body.to_string());
+            }
+            if let Ok(Ok(answer)) = timeout(Duration::from_secs(15), request.send()).await {
+                let seen = answer.status().as_u16();
+                let text = timeout(Duration::from_secs(15), answer.text()).await;
+                // The answer to a DELETE that was lost.
+                if seen == status || (method == "DELETE" && seen == 409) {
+                    return Some(text.ok()?.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default());
+                }
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        None
+    }
+
+    async fn key(&self) -> Key {
+        let body = json!({"name": "soak", "profile_id": self.profile});
+        let made = self.insist("/admin/v1/keys", crate::server::ADMIN_KEY, "POST", Some(&body), 201).await;
+        let text = |name: &str| made.as_ref().and_then(|key| key[name].as_str()).expect("a key in time").to_owned();
+        Key { id: text("id"), secret: text("key") }
+    }
+
+    async fn read(&self, session: &Session) -> Option<Log> {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            match timeout(Duration::from_secs(10), Log::try_read(&self.pool, &session.id)).await {
+                Ok(Ok(log)) => return Some(log),
+                _ => sleep(Duration::from_millis(100)).await,
+            }
+        }
+        None
+    }
+}
+
+impl Play {
+    async fn open(stage: Stage, tag: &str, keys: &[Key]) -> Option<Self> {
+        let mut dice = Dice::new(stage.seed, tag);
+        let mut body = json!({"tools": [clock()]});
+        if dice.percent(50) {
+            body["compaction"] = json!({"mode": "auto", "size": 2000});
+        }
+        let opened = stage.insist("/api/v1/sessions", &keys[0].secret, "POST", Some(&body), 201).await?;
+        let id = opened["session_id"].as_str()?.to_owned();
+        let join = format!("/api/v1/sessions/{id}/join");
+        let joined = stage.insist(&join, &keys[1].secret, "POST", Some(&json!({"tools": [clock()]})), 201).await?;
+        let session = |key: &Value| -> Option<Vec<Session>> {
+            let key = key["session_key"].as_str()?;
+            Some(stage.apis.iter().map(|api| Session::new(api, &id, key)).collect())
+        };
+        let (views, second) = (session(&opened)?, session(&joined)?);
+        let first = stage.read(&views[0]).await?.events.first()?.id.clone();
+        let stop = watch::Sender::new(false);
+        let (mut drivers, mut observers) = (Vec::new(), Vec::new());
+        for (number, (views, key)) in [views.clone(), second].into_iter().zip(keys).enumerate() {
+            let name = format!("{tag}/d{number}");
+            let mut driver = Driver::new(views.clone(), &key.id, &name, stage.seed, stage.tally.clone());
+            driver.register().await;
+            drivers.push(tokio::spawn(driver.run(stop.subscribe())));
+            let (clients, dice) = (number == 0, Dice::new(stage.seed, &format!("{tag}/o{number}")));
+            observers.push((clients, tokio::spawn(observer::watch(views, first.clone(), clients, dice))));
+        }
+        Some(Self { stage, tag: tag.to_owned(), dice, views, stop, drivers, observers })
+    }
+
+    /// Plays it to its end. Says whether the second key was revoked.
+    async fn run(mut self, keys: &[Key]) -> bool {
+        let life = self.dice.millis(8_000..30_000);
+        let ending = self.dice.below(100);
+        let mut over = self.stage.over.clone();
+        let _ = timeout(life, over.wait_for(|over| *over)).await;
+        let tally = self.stage.tally.clone();
+        let mut revoked = false;
+        if ending < 15 && self.wait_running().await {
+            tally.hit(Class::Revoked, 1);
+            let path = format!("/admin/v1/keys/{}", keys[1].id);
+            revoked = self.stage.insist(&path, crate::server::ADMIN_KEY, "DELETE", None, 204).await.is_some();
+            // Its observer's stream ends with it.
+            self.observers.remove(1).1.abort();
+        }
+        let closed = (15..40).contains(&ending) && self.wait_running().await;
+        if closed {
+            tally.hit(Class::Closed, 1);
+            self.close().await;
+        }
+        self.stop.send_replace(true);
+        let mut drivers = Vec::new();
+        for driver in std::mem::take(&mut self.drivers) {
+            match timeout(2 * PATIENCE, driver).await {
+                Ok(Ok(driver)) => drivers.push(driver),
+                other => tally.wrong(&self.tag, format!("a driver never came back: {:?}", other.map(|_| "panic"))),
+            }
+        }
+        if !closed {
+            if let Some(first) = drivers.first_mut() {
+                first.settle().await;
+            }
+            self.rest(&drivers).await;
+            self.close().await;
+        }
+        self.end(&drivers).await;
+        tally.count("sessions", 1);
+        revoked
+    }
+
+    async fn wait_running(&self) -> bool {
+        for _ in 0..100 {
+            if self.stage.read(&self.views[0]).await.is_some_and(|log| log.phase == "running" && log.state == "open") {
+                return true;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        false
+    }
+
+    async fn close(&self) {
+        let path = self.views[0].path("");
+        if self.stage.insist(&path, &self.views[0].key, "DELETE", None, 200).await.is_none() {
+            self.stage.tally.wrong(&self.tag, "could not be closed".to_owned());
+        }
+    }
+
+    /// Waits until nothing runs, then checks what must hold of a session at rest.
+    async fn rest(&self, drivers: &[Driver]) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let Some(log) = self.stage.read(&self.views[0]).await else { break };
+            if log.phase != "running" {
+                self.stage.tally.violated(&self.tag, self.check(&log, drivers));
+                return;
+            }
+            if Instant::now() > end {
+                self.stage.tally.wrong(&self.tag, format!("does not come to rest: {:?}", log.types().last()));
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    fn check(&self, log: &Log, drivers: &[Driver]) -> Vec<Violation> {
+        let requests = self.stage.model.asked(&self.tag);
+        let mut all = log.violations();
+        let sent: Vec<_> = drivers.iter().flat_map(|driver| driver.sent.iter().cloned()).collect();
+        all.extend(log.compare_sent(&sent));
+        all.extend(log.compare_asked(&requests));
+        all.extend(drivers.iter().flat_map(|driver| &driver.shown).flat_map(|shown| compare_call(log, shown)));
+        for (label, taken) in drivers.iter().flat_map(|driver| &driver.reports) {
+            let times = log.events.iter().filter(|event| event.payload["image"] == label.as_str()).count();
+            if times > 1 || (*taken && times == 0) {
+                let what = format!("the report {label} (taken: {taken}) is recorded {times} times");
+                all.push(Violation { rule: Rule::Once, what });
+            }
+        }
+        for request in &requests {
+            if let Some(what) = unpaired(&request.json()["messages"]) {
+                all.push(Violation { rule: Rule::Pairs, what: format!("{what}: {}", request.text()) });
+            }
+        }
+        // An abandoned pause and a failed attempt are said so, too; no turn fails as a whole.
+        let harmless = ["driver_turn_abandoned", "provider_call_failed"];
+        for event in log.events.iter().filter(|event| event.kind == "session.error") {
+            if !harmless.iter().any(|reason| event.payload["reason"] == *reason) {
+                let what = format!("the session met {}", event.payload);
+                all.push(Violation { rule: Rule::Answered, what });
+            }
+        }
+        all
+    }
+
+    /// The session is closed: its record is whole, and its observers have seen all of it.
+    async fn end(&mut self, drivers: &[Driver]) {
+        let tally = &self.stage.tally;
+        let mut streams = Vec::new();
+        for (clients, mut observer) in std::mem::take(&mut self.observers) {
+            match timeout(PATIENCE, &mut observer).await {
+                Ok(Ok(seen)) => streams.push((clients, seen)),
+                _ => {
+                    observer.abort();
+                    tally.wrong(&self.tag, "an observer did not see the session's end".to_owned());
+                }
+            }
+        }
+        let Some(log) = self.stage.read(&self.views[0]).await else {
+            return tally.wrong(&self.tag, "cannot be read".to_owned());
+        };
+        tally.violated(&self.tag, self.check(&log, drivers));
+        for (clients, seen) in streams {
+            // What is replayed comes whole in either case, what is live does not.
+            let hidden = |id: &String| log.events.iter().any(|event| event.from_client && event.id == *id);
+            let seen: Vec<String> = seen.into_iter().filter(|id| clients || !hidden(id)).collect();
+            let wanted = log.events.iter().skip(1).filter(|event| clients || !event.from_client);
+            if wanted.clone().map(|event| &event.id).ne(&seen) {
+                let missing = wanted.clone().find(|event| !seen.contains(&event.id));
+                let wanted: Vec<&str> = wanted.map(|event| event.id.as_str()).collect();
+                let differs = (0..).find(|at| wanted.get(*at).copied() != seen.get(*at).map(String::as_str));
+                let at = differs.unwrap_or_default();
+                let extra = seen.get(at).and_then(|id| log.events.iter().find(|event| event.id == *id));
+                let what = format!(
+                    "client events {clients}: {} of {} events, from place {at} on; there {extra:?}; missing {missing:?}",
+                    seen.len(),
+                    wanted.len(),
+                );
+                tally.violated(&self.tag, [Violation { rule: Rule::Slice, what }]);
+            }
+        }
+        tally.count("events", log.events.len());
+        tally.count("calls recorded", log.calls.len());
+        tally.count("owners", usize::try_from(log.epoch).unwrap_or_default());
+    }
+}
+
+/// A call's stream is a slice of its events, and its result is all of them.
+fn compare_call(log: &Log, shown: &Shown) -> Vec<Violation> {
+    let message = log.events.iter().find(|event| label_of(event).as_deref() == Some(&shown.label));
+    let Some(message) = message else { return Vec::new() };
+    let events = || log.events.iter().filter(|event| event.call == message.call);
+    let (every, live): (Vec<&str>, Vec<&str>) = (
+        events().map(|event| event.id.as_str()).collect(),
+        events().filter(|event| !event.from_client).map(|event| event.id.as_str()).collect(),
+    );
+    let mut all = Vec::new();
+    if every != shown.result {
+        let what = format!("the result of {} has {:?} of {every:?}", shown.label, shown.result);
+        all.push(Violation { rule: Rule::Slice, what });
+    }
+    if live != shown.live {
+        let what = format!("the stream of {} brought {:?} of {live:?}", shown.label, shown.live);
+        all.push(Violation { rule: Rule::Slice, what });
+    }
+    all
+}
