@@ -103,6 +103,9 @@ impl Follow {
             if let Some(outcome) = ended {
                 return Ok(Ok((waiter.call(), last, outcome)));
             }
+            if head.ended {
+                return self.cut_off(waiter.call()).await;
+            }
             let news = async {
                 tokio::select! {
                     () = self.reader.moved(head) => true,
@@ -116,6 +119,19 @@ impl Follow {
             {
                 return self.replay(record).await;
             }
+        }
+    }
+
+    /// The session is over. Its owner tells only those who wait beside it when a closing ends a call that runs (I9).
+    async fn cut_off(&mut self, call: CallId) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
+        match self.app.log.call(call).await {
+            Ok(Some(record)) if record.ended.is_some() => return self.replay(record).await,
+            Ok(_) => {}
+            Err(error) => return Ok(Err(failed(&error))),
+        }
+        match self.app.log.row(self.session).await {
+            Ok(row) => Ok(Err(RpcError::not_open(row.state.shown()))),
+            Err(error) => Ok(Err(failed(&error))),
         }
     }
 

@@ -66,24 +66,28 @@ async fn unsubscribe_from_another_node() {
     cluster.check(&session).await;
 }
 
+/// A session is closed through a node that neither owns it nor holds its caller: everybody is told, wherever they wait.
 #[tokio::test]
 async fn delete_through_another_node() {
     let cluster = Cluster::start().await;
     let session = cluster.driver().await;
+    cluster.at(&session, 0).send("warm").await.text();
+    let owner = cluster.owner(&session, 0).await;
+    let asked = cluster.other(&[owner]);
+    let third = cluster.other(&[owner, asked]);
     let mut streams = Vec::new();
     for node in 0..3 {
         streams.push(cluster.at(&session, node).subscribe(None).await);
     }
     let mut held = cluster.provider.hold(Answer::text("never sent"));
-    let running = cluster.at(&session, 0).start_send("running").await;
+    let running = cluster.at(&session, asked).start_send("running").await;
     held.arrived().await;
     assert_eq!(cluster.last(&session).await, "provider.request");
-    let waiting = cluster.at(&session, 1).start_send("waiting").await;
-    let owner = cluster.owner(&session, 0).await;
-    let reply = cluster.at(&session, cluster.other(&[owner])).delete().await.expect(200);
+    let waiting = [cluster.at(&session, owner).start_send("A").await, cluster.at(&session, third).start_send("B").await];
+    let reply = cluster.at(&session, third).delete().await.expect(200);
     assert_eq!(reply.json()["state"], "closed");
     held.abandoned().await;
-    for frames in [running, waiting] {
+    for frames in waiting.into_iter().chain([running]) {
         assert_eq!(frames.finish().await.error(), (-32000, "session is closed, not open".to_owned()));
     }
     for mut stream in streams {
@@ -96,7 +100,7 @@ async fn delete_through_another_node() {
         assert_eq!(error, (-32000, "session is closed, not open".to_owned()));
     }
     let log = cluster.check(&session).await;
-    assert_eq!((log.state.as_str(), said(&log)), ("closed", vec!["running"]));
+    assert_eq!((log.state.as_str(), said(&log)), ("closed", vec!["warm", "running"]));
 }
 
 #[tokio::test]
