@@ -17,6 +17,7 @@ use crate::checker::{Rule, Violation};
 use crate::cluster::Plan;
 use crate::mcp::{Kind, Mcp, Outcome};
 use dice::Dice;
+pub use faults::CLASSES as FAULTS;
 use faults::Faults;
 use model::Model;
 use scene::Stage;
@@ -66,7 +67,7 @@ pub async fn run(options: &Options) -> (String, bool) {
         over,
     };
     let slots: Vec<_> = (0..options.sessions).map(|slot| tokio::spawn(stage.clone().play(slot))).collect();
-    let classes = if options.only.is_empty() { faults::CLASSES } else { options.only.as_slice() };
+    let classes = if options.only.is_empty() { FAULTS } else { options.only.as_slice() };
     let dice = Dice::new(options.seed, "faults");
     let mut faults = Faults { cluster: &mut cluster, dice, tally: tally.clone(), outage: options.outage };
     faults.run(classes, Instant::now() + options.time).await;
@@ -78,7 +79,7 @@ pub async fn run(options: &Options) -> (String, bool) {
     }
     check_tools(&mcp, &failing, &tally);
     let mut wanted = classes.to_vec();
-    wanted.extend(Class::ALL.iter().filter(|class| !faults::CLASSES.contains(class)));
+    wanted.extend(Class::ALL.iter().filter(|class| !FAULTS.contains(class)));
     tally.report(&wanted)
 }
 

@@ -3,7 +3,7 @@
 use clap::Parser;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tests::soak::{Class, Options, run};
+use tests::soak::{Class, FAULTS, Options, run};
 
 /// Breaks a cluster of three nodes in every way for a while, and checks every session's record.
 #[derive(Debug, Parser)]
@@ -26,8 +26,8 @@ struct Args {
 }
 
 fn class(name: &str) -> Result<Class, String> {
-    let all = || Class::ALL.iter().map(|class| format!("{class:?}")).collect::<Vec<_>>().join(", ");
-    let found = Class::ALL.iter().find(|class| format!("{class:?}").eq_ignore_ascii_case(name));
+    let all = || FAULTS.iter().map(|class| format!("{class:?}")).collect::<Vec<_>>().join(", ");
+    let found = FAULTS.iter().find(|class| format!("{class:?}").eq_ignore_ascii_case(name));
     found.copied().ok_or_else(|| format!("one of {}", all()))
 }
 

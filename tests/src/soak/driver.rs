@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 /// A request that no node answers for so long, with one fault after the other, is one too many.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// A node that does not begin to answer in this time is given up for another.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -196,7 +196,17 @@ impl Driver {
                     self.tally.hit(Class::ClientLeft, usize::from(!live.is_empty()));
                     break;
                 }
-                Got::Broken => sleep(self.dice.millis(50..200)).await,
+                Got::Broken => {
+                    if first.elapsed() > PATIENCE {
+                        let what = format!(
+                            "{label}: node {node} was silent for {:?} after {} events",
+                            accepted.elapsed(),
+                            live.len()
+                        );
+                        self.tally.wrong(&self.name, what);
+                    }
+                    sleep(self.dice.millis(50..200)).await;
+                }
                 Got::Result(result) => {
                     let blocks = result["message"]["content"].as_array().cloned().unwrap_or_default();
                     let ours = blocks.iter().filter(|block| block["dispatch"] == "client");

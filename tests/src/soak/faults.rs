@@ -31,6 +31,17 @@ pub const CLASSES: &[Class] = &[
     Class::KilledInOutage,
 ];
 
+/// Those that meet every node.
+const WHOLE: &[Class] = &[
+    Class::RedisEmptied,
+    Class::RedisGone,
+    Class::RedisPaused,
+    Class::RedisFull,
+    Class::DatabaseGone,
+    Class::DatabaseDrops,
+    Class::RowsLocked,
+];
+
 /// Who breaks things.
 #[derive(Debug)]
 pub struct Faults<'a> {
@@ -62,11 +73,18 @@ impl Faults<'_> {
             eprintln!("no turn runs to be hit when {}", class.what());
             return;
         };
-        eprintln!("{} (node {node}, {here} of {all} running turns)", class.what());
+        eprintln!("{} {} (node {node}, {here} of {all} running turns)", self.tally.clock(), class.what());
         self.tally.begin(class);
+        self.strike(class, node).await;
+        self.tally.hit(class, if WHOLE.contains(&class) { all } else { here });
+        self.recover(class).await;
+    }
+
+    /// From its beginning to its end.
+    async fn strike(&mut self, class: Class, node: usize) {
         let (freeze, hang) = (LEASE + self.dice.millis(500..4000), self.dice.millis(1000..8000));
         let outage = self.dice.millis(500..self.outage.as_millis() as u64);
-        let local = match class {
+        match class {
             Class::Killed => self.kill(node).await,
             Class::Drained => {
                 self.tally.trouble(node);
@@ -119,20 +137,8 @@ impl Faults<'_> {
                 self.cluster.redis.as_mut().expect("its own Redis").run();
                 self.cluster.nodes[node].start().await;
             }
-            _ => return,
-        };
-        let () = local;
-        let whole = [
-            Class::RedisEmptied,
-            Class::RedisGone,
-            Class::RedisPaused,
-            Class::RedisFull,
-            Class::DatabaseGone,
-            Class::DatabaseDrops,
-            Class::RowsLocked,
-        ];
-        self.tally.hit(class, if whole.contains(&class) { all } else { here });
-        self.recover(class).await;
+            _ => unreachable!("clients, providers and tools fail by themselves"),
+        }
     }
 
     fn redis_cli(&self, words: &[&str]) {
@@ -221,5 +227,6 @@ impl Faults<'_> {
         }
         self.tally.well();
         self.tally.end();
+        eprintln!("{} all nodes are ready", self.tally.clock());
     }
 }

@@ -67,6 +67,7 @@ struct Inner {
     active: Option<Class>,
     troubles: Vec<(usize, Instant, Option<Instant>)>,
     violations: Vec<(String, Violation)>,
+    begun: Option<Instant>,
 }
 
 /// The tally; shared by everybody.
@@ -131,9 +132,14 @@ impl Tally {
     /// Notes broken rules.
     pub fn violated(&self, session: &str, violations: impl IntoIterator<Item = Violation>) {
         for violation in violations {
-            eprintln!("VIOLATION in {session}: {violation:?}");
+            eprintln!("{} VIOLATION in {session}: {violation:?}", self.clock());
             self.lock().violations.push((session.to_owned(), violation));
         }
+    }
+
+    /// Seconds since the run began.
+    pub fn clock(&self) -> String {
+        format!("{:7.2}", self.lock().begun.get_or_insert_with(Instant::now).elapsed().as_secs_f64())
     }
 
     /// Notes that something was not answered as it should.

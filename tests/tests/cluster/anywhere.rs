@@ -83,7 +83,8 @@ async fn delete_through_another_node() {
     let running = cluster.at(&session, asked).start_send("running").await;
     held.arrived().await;
     assert_eq!(cluster.last(&session).await, "provider.request");
-    let waiting = [cluster.at(&session, owner).start_send("A").await, cluster.at(&session, third).start_send("B").await];
+    let waiting =
+        [cluster.at(&session, owner).start_send("A").await, cluster.at(&session, third).start_send("B").await];
     let reply = cluster.at(&session, third).delete().await.expect(200);
     assert_eq!(reply.json()["state"], "closed");
     held.abandoned().await;
