@@ -1,6 +1,5 @@
 //! A database of one case alone, and the words the cases are written in.
 
-use crate::server;
 use coordinator::accounts::{Accounts, Digest, ProfileFields};
 use coordinator::feed::Feeds;
 use coordinator::log::{Append, CallRow, Log, NewSession, Next, Row, Side, State};
@@ -16,6 +15,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tests::services;
 use tokio::time::Instant;
 
 /// Generous for a loaded machine; nothing that works takes this long.
@@ -41,8 +41,8 @@ impl World {
     }
 
     pub async fn postgres() -> Self {
-        let base = tokio::task::spawn_blocking(server::shared).await.expect("a Postgres server");
-        Self::on(base, |_| ()).await
+        let base = tokio::task::spawn_blocking(services::postgres).await.expect("a Postgres server");
+        Self::on(&base, |_| ()).await
     }
 
     /// On that server, with other settings.
