@@ -129,29 +129,8 @@ impl Redis {
             if sessions.is_empty() {
                 continue;
             }
-            let (asked, lease) = (Instant::now(), self.lease_ms());
-            let held: RedisResult<Vec<u8>> = self
-                .call(&self.0.scripts.renew, "", |s| {
-                    s.arg(lease);
-                    for session in &sessions {
-                        s.arg(self.keys(*session));
-                    }
-                    s
-                })
-                .await;
-            match held {
-                Ok(held) => {
-                    for (session, held) in sessions.iter().zip(held) {
-                        if held == 0 {
-                            tracing::warn!(%session, "a lease was lost");
-                            self.lose(*session);
-                        } else if let Some(lease) = locked(&self.0.leases).get_mut(session) {
-                            lease.until = asked + self.0.settings.lease;
-                            lease.doubt |= held == 2;
-                        }
-                    }
-                }
-                Err(error) => tracing::warn!(error = %error, "leases could not be renewed"),
+            if let Err(error) = self.renew_now(&sessions).await {
+                tracing::warn!(error = %error, "leases could not be renewed");
             }
         }
     }
