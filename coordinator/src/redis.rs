@@ -36,9 +36,11 @@ use tokio::time::Instant;
 /// How the cluster is reached.
 #[derive(Clone)]
 pub struct Settings {
-    /// `redis://`, `rediss://`, or `sentinel://[user:password@]host:port[,host:port…]/service[/db]` (`sentinels://` for TLS to
-    /// the servers). May hold a password.
+    /// `redis://`, `rediss://`, or `sentinel://[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`
+    /// (`sentinels://` for TLS to Sentinels and servers). May hold passwords.
     pub url: secrecy::SecretString,
+    /// A PEM file with the authority that signs the servers' certificates; without one the public ones count.
+    pub ca: Option<std::path::PathBuf>,
     /// In front of every key.
     pub prefix: String,
     /// How long a lease lives without renewal.
@@ -124,10 +126,9 @@ impl Redis {
     /// Joins a cluster.
     ///
     /// # Errors
-    /// `Unusable` for a URL that makes no sense. Redis need not be reachable yet.
+    /// `Unusable` for settings that make no sense. Redis need not be reachable yet.
     pub fn new(settings: Settings, log: Log, limit: usize) -> Result<(Self, Received), Error> {
-        let link = Link::new(secrecy::ExposeSecret::expose_secret(&settings.url))
-            .map_err(|error| Error::Unusable(format!("BAE_REDIS_URL cannot be used: {}", error.category())))?;
+        let link = Link::new(&settings).map_err(Error::Unusable)?;
         let (wanted, leases) = mpsc::unbounded_channel();
         let (news, to_tell) = mpsc::channel(NEWS);
         let (chores, to_do) = mpsc::channel(CHORES);
@@ -166,7 +167,7 @@ impl Redis {
 
     pub(crate) async fn complaints(&self) -> Vec<String> {
         match self.0.link.policy().await {
-            Err(error) => vec![format!("redis is not reachable ({}): new calls wait", error.category())],
+            Err(error) => vec![format!("redis is not reachable ({error}): new calls wait")],
             // A server that does not let us ask is not complained about.
             Ok(policy) if policy.is_empty() || policy == "noeviction" => Vec::new(),
             Ok(policy) => vec![format!("redis evicts keys (maxmemory-policy {policy}); set it to noeviction")],
@@ -208,7 +209,7 @@ impl Redis {
         let mut invocation = script.prepare_invoke();
         invocation.arg(&self.0.settings.prefix).arg(keys).arg(&self.0.node);
         args(&mut invocation);
-        self.0.link.run(&invocation).await
+        self.0.link.run(invocation).await
     }
 
     pub(crate) fn accept(

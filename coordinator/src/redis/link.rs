@@ -2,11 +2,13 @@
 //! where the URL says so; and dedicated ones for blocking reads.
 //!
 //! A command that timed out may have been applied, so every script is idempotent and is repeated once on a new connection.
+//! Each script is told, as its last key, which run of the server it reaches: another run may have lost what the last one knew.
 
+use super::Settings;
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo};
-use redis::{RedisError, RedisResult, ScriptInvocation};
+use redis::{RedisError, RedisResult, ScriptInvocation, TlsCertificates};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
@@ -22,30 +24,56 @@ enum Target {
     Sentinel(Box<Mutex<SentinelClient>>),
 }
 
-/// The shared connection, and when the last attempt to make one failed.
+/// The shared connection with the name of the run it leads to, and when the last attempt to make one failed.
 #[derive(Default)]
 struct Shared {
-    connection: Option<MultiplexedConnection>,
+    connection: Option<(MultiplexedConnection, String)>,
     failed: Option<Instant>,
 }
 
 /// The link.
 pub(super) struct Link {
     target: Target,
+    prefix: String,
     shared: Mutex<Shared>,
     up: AtomicBool,
+    /// Why there was no connection, as it was logged: told once, not at every attempt.
+    told: std::sync::Mutex<String>,
 }
 
 impl Link {
-    /// A link to `redis://`, `rediss://` or `sentinel://[user:password@]host:port[,host:port…]/service[/db]`
-    /// (`sentinels://` for TLS to the servers). Connects at the first use.
-    pub fn new(url: &str) -> RedisResult<Self> {
-        let target = match url.split_once("://") {
-            Some(("sentinel", rest)) => Target::Sentinel(Box::new(Mutex::new(sentinel(rest, false)?))),
-            Some(("sentinels", rest)) => Target::Sentinel(Box::new(Mutex::new(sentinel(rest, true)?))),
-            _ => Target::Direct(Box::new(Client::open(url)?)),
+    /// A link to what the settings name. Connects at the first use.
+    ///
+    /// # Errors
+    /// What is wrong with the settings, without what may be secret in them.
+    pub fn new(settings: &Settings) -> Result<Self, String> {
+        let url = secrecy::ExposeSecret::expose_secret(&settings.url);
+        let tls = ["rediss://", "sentinels://"].iter().any(|scheme| url.starts_with(scheme));
+        let certificates = match &settings.ca {
+            None => None,
+            Some(_) if !tls => return Err("BAE_REDIS_CA is for rediss:// and sentinels:// in BAE_REDIS_URL".into()),
+            Some(path) => Some(authority(path)?),
         };
-        Ok(Self { target, shared: Mutex::default(), up: AtomicBool::new(false) })
+        let unusable = |error: RedisError| match &settings.ca {
+            Some(_) if error.is_io_error() => format!("BAE_REDIS_CA cannot be used: {error}"),
+            _ => format!("BAE_REDIS_URL cannot be used: {}", error.category()),
+        };
+        let target = match (url.split_once("://"), certificates) {
+            (Some(("sentinel" | "sentinels", rest)), certificates) => {
+                sentinel(rest, tls, certificates).map(|client| Target::Sentinel(Box::new(Mutex::new(client))))
+            }
+            (_, None) => Client::open(url).map(|client| Target::Direct(Box::new(client))),
+            (_, Some(certificates)) => {
+                Client::build_with_tls(url, certificates).map(|client| Target::Direct(Box::new(client)))
+            }
+        };
+        Ok(Self {
+            target: target.map_err(unusable)?,
+            prefix: settings.prefix.clone(),
+            shared: Mutex::default(),
+            up: AtomicBool::new(false),
+            told: std::sync::Mutex::default(),
+        })
     }
 
     /// Whether the last exchange succeeded.
@@ -57,7 +85,7 @@ impl Link {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(TIMEOUT))
             .set_response_timeout(Some(response_timeout));
-        match &self.target {
+        let made = match &self.target {
             Target::Direct(client) => client.get_multiplexed_async_connection_with_config(&config).await,
             Target::Sentinel(client) => {
                 let find = async { client.lock().await.get_async_connection_with_config(&config).await };
@@ -65,10 +93,25 @@ impl Link {
                     Err(RedisError::from((ErrorKind::Io, "no Sentinel named a reachable server in time")))
                 })
             }
+        };
+        self.tell(made.as_ref().err());
+        made
+    }
+
+    /// Logs why there is no connection, or that there is one again.
+    fn tell(&self, error: Option<&RedisError>) {
+        let now = error.map(ToString::to_string).unwrap_or_default();
+        let mut told = super::locked(&self.told);
+        if *told != now {
+            match error {
+                Some(error) => tracing::warn!(%error, "redis cannot be reached"),
+                None => tracing::info!("redis is reached again"),
+            }
+            *told = now;
         }
     }
 
-    async fn shared(&self) -> RedisResult<MultiplexedConnection> {
+    async fn shared(&self) -> RedisResult<(MultiplexedConnection, String)> {
         let asked = Instant::now();
         let mut shared = self.shared.lock().await;
         if let Some(connection) = shared.connection.as_ref() {
@@ -78,7 +121,12 @@ impl Link {
         if shared.failed.is_some_and(|failed| failed > asked) {
             return Err(RedisError::from((ErrorKind::Io, "no connection could be made")));
         }
-        match self.connect(TIMEOUT).await {
+        let made = async {
+            let mut connection = self.connect(TIMEOUT).await?;
+            let run = run_id(&mut connection).await?;
+            Ok((connection, format!("{}run:{run}", self.prefix)))
+        };
+        match made.await {
             Ok(connection) => {
                 shared.connection = Some(connection.clone());
                 Ok(connection)
@@ -97,31 +145,27 @@ impl Link {
     }
 
     /// Runs an idempotent script; once more when the connection turned out to be broken.
-    pub async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
-        match self.once(script).await {
-            Err(error) if broken(&error) && !error.is_timeout() => self.once(script).await,
+    pub async fn run<T: FromRedisValue>(&self, mut script: ScriptInvocation<'_>) -> RedisResult<T> {
+        match self.once(&mut script).await {
+            Err(error) if broken(&error) && !error.is_timeout() => self.once(&mut script).await,
             result => result,
         }
     }
 
-    /// Which run of the server this is: another one may have lost what the last one knew.
-    pub async fn run_id(&self) -> RedisResult<String> {
-        let mut connection = self.shared().await?;
-        let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("server").query_async(&mut connection).await;
-        let info = self.noted(info).await?;
-        Ok(info.get("run_id").unwrap_or_default())
-    }
-
     /// What the server does when its memory is full; empty where it does not say.
     pub async fn policy(&self) -> RedisResult<String> {
-        let mut connection = self.shared().await?;
+        let (mut connection, _) = self.shared().await?;
         let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut connection).await;
-        Ok(self.noted(info).await?.get("maxmemory_policy").unwrap_or_default())
+        match self.noted(info).await {
+            Ok(info) => Ok(info.get("maxmemory_policy").unwrap_or_default()),
+            Err(error) if broken(&error) => Err(error),
+            Err(_) => Ok(String::new()),
+        }
     }
 
-    async fn once<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
-        let mut connection = self.shared().await?;
-        let result = script.invoke_async(&mut connection).await;
+    async fn once<T: FromRedisValue>(&self, script: &mut ScriptInvocation<'_>) -> RedisResult<T> {
+        let (mut connection, run) = self.shared().await?;
+        let result = script.key(run).invoke_async(&mut connection).await;
         self.noted(result).await
     }
 
@@ -138,6 +182,16 @@ impl Link {
     }
 }
 
+/// Which run of the server this is. A server that does not let us ask can still be seen to be empty.
+async fn run_id(connection: &mut MultiplexedConnection) -> RedisResult<String> {
+    let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("server").query_async(connection).await;
+    match info {
+        Ok(info) => Ok(info.get("run_id").unwrap_or_default()),
+        Err(error) if broken(&error) => Err(error),
+        Err(_) => Ok(String::new()),
+    }
+}
+
 /// Whether another connection is needed; a replica that was the master is one of the reasons.
 fn broken(error: &RedisError) -> bool {
     error.is_io_error()
@@ -147,15 +201,30 @@ fn broken(error: &RedisError) -> bool {
         || matches!(error.code(), Some("READONLY" | "LOADING" | "MASTERDOWN"))
 }
 
-fn sentinel(rest: &str, tls: bool) -> RedisResult<SentinelClient> {
-    let wrong =
-        || RedisError::from((ErrorKind::InvalidClientConfig, "sentinel://[user:password@]host:port,…/service[/db]"));
+/// The certificates of the authority that signs the servers', instead of the public ones.
+fn authority(path: &std::path::Path) -> Result<TlsCertificates, String> {
+    let read = std::fs::read(path);
+    let pem = read.map_err(|error| format!("BAE_REDIS_CA cannot be read: {}: {error}", path.display()))?;
+    let one = b"-----BEGIN CERTIFICATE-----";
+    if !pem.windows(one.len()).any(|window| window == one) {
+        return Err(format!("BAE_REDIS_CA holds no certificate in PEM form: {}", path.display()));
+    }
+    Ok(TlsCertificates { client_tls: None, root_cert: Some(pem) })
+}
+
+/// `[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`: the login of the servers in front, that
+/// of the Sentinels behind.
+fn sentinel(rest: &str, tls: bool, certificates: Option<TlsCertificates>) -> RedisResult<SentinelClient> {
+    let form = "sentinel://[user:password@]host:port,…/service[/db][?sentinel=[user:]password]";
+    let wrong = || RedisError::from((ErrorKind::InvalidClientConfig, form));
+    let (rest, own) = rest.split_once("?sentinel=").map_or((rest, None), |(rest, own)| (rest, Some(own)));
     let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
     let (hosts, service) = rest.split_once('/').ok_or_else(wrong)?;
     let (service, db) = service.split_once('/').map_or((service, None), |(service, db)| (service, Some(db)));
     let mut sentinels: Vec<ConnectionAddr> = Vec::new();
     for host in hosts.split(',') {
-        sentinels.push(format!("redis://{host}").into_connection_info()?.addr().clone());
+        let scheme = if tls { "rediss" } else { "redis" };
+        sentinels.push(format!("{scheme}://{host}").into_connection_info()?.addr().clone());
     }
     let mut builder = SentinelClientBuilder::new(sentinels, service, SentinelServerType::Master)?;
     if let Some(login) = login {
@@ -165,11 +234,22 @@ fn sentinel(rest: &str, tls: bool) -> RedisResult<SentinelClient> {
         }
         builder = builder.set_client_to_redis_password(password);
     }
+    if let Some(own) = own {
+        let (user, password) = own.split_once(':').unwrap_or(("", own));
+        if !user.is_empty() {
+            builder = builder.set_client_to_sentinel_username(user);
+        }
+        builder = builder.set_client_to_sentinel_password(password);
+    }
     if let Some(db) = db {
         builder = builder.set_client_to_redis_db(db.parse().map_err(|_| wrong())?);
     }
     if tls {
         builder = builder.set_client_to_redis_tls_mode(redis::TlsMode::Secure);
+    }
+    if let Some(certificates) = certificates {
+        builder = builder.set_client_to_sentinel_certificates(certificates.clone());
+        builder = builder.set_client_to_redis_certificates(certificates);
     }
     builder.build()
 }

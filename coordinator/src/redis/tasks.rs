@@ -109,14 +109,9 @@ impl Redis {
 
     /// Says whether Redis did not know this node.
     async fn beat_once(&self, alone: bool) -> RedisResult<bool> {
-        let run = match self.0.link.run_id().await {
-            // A server that does not let us ask can still be seen to be empty.
-            Err(_) if self.0.link.up() => String::new(),
-            run => run?,
-        };
         let lease = self.lease_ms();
         let (alone, draining) = (u8::from(alone), u8::from(self.is_draining()));
-        self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(run).arg(lease).arg(lease).arg(alone).arg(draining))
+        self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(lease).arg(lease).arg(alone).arg(draining))
             .await
             .map(|new| new == 1)
     }

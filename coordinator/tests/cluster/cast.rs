@@ -12,6 +12,7 @@ use engine::ids::{CallId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;
 use engine::turn::Opening;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tests::services::{self, Service};
@@ -46,6 +47,7 @@ pub struct Cast {
     pub nodes: Vec<Node>,
     pub server: Option<Service>,
     url: String,
+    ca: Option<PathBuf>,
     pub prefix: String,
 }
 
@@ -54,7 +56,7 @@ impl Cast {
         let world = World::sqlite().await;
         let (session, key) = world.session().await;
         let prefix = format!("test-{}:", uuid::Uuid::now_v7().simple());
-        Self { world, session, key, nodes: Vec::new(), server, url, prefix }
+        Self { world, session, key, nodes: Vec::new(), server, url, ca: None, prefix }
     }
 
     pub async fn local() -> Self {
@@ -77,6 +79,16 @@ impl Cast {
         Self::on(server.url(), Some(server), nodes).await
     }
 
+    /// On servers of the case's own, with the authority of their certificates.
+    pub async fn reached(url: String, ca: Option<PathBuf>, prefix: &str, nodes: usize) -> Self {
+        let mut cast = Self::of(url, None).await;
+        (cast.ca, cast.prefix) = (ca, prefix.to_owned());
+        for _ in 0..nodes {
+            cast.join().await;
+        }
+        cast
+    }
+
     async fn on(url: String, server: Option<Service>, nodes: usize) -> Self {
         let mut cast = Self::of(url, server).await;
         for _ in 0..nodes {
@@ -89,7 +101,7 @@ impl Cast {
     pub async fn join(&mut self) -> usize {
         let log = Log::new(self.world.db.clone(), Arc::new(Feeds::default()));
         let settings =
-            Settings { url: self.url.clone().into(), prefix: self.prefix.clone(), lease: LEASE };
+            Settings { url: self.url.clone().into(), ca: self.ca.clone(), prefix: self.prefix.clone(), lease: LEASE };
         let (redis, received) = Redis::new(settings, log.clone(), LIMIT).expect("a node");
         let (stop, (frozen, freezes)) = (CancellationToken::new(), watch::channel(false));
         let task = tokio::spawn(unless_frozen(received.tasks.run(stop.clone()), freezes));

@@ -8,6 +8,7 @@ mod cast;
 mod frames;
 mod leases;
 mod outage;
+mod servers;
 #[path = "../conformance/world.rs"]
 #[allow(dead_code)]
 mod world;

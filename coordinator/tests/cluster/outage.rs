@@ -180,3 +180,28 @@ async fn an_inbox_goes_on_under_another_clock() {
     assert!(within("a signal", signals.recv()).await.is_some());
     cast.end().await;
 }
+
+/// The next master knows what the last one knew, but for what was written last; whoever meets it first finds that out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_over_server_settles_before_any_heartbeat() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let call = cast.message();
+    let _waiter = cast.enqueue(1, &call).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    lease.unclaim(call.id).await;
+    for node in &cast.nodes {
+        node.freeze(true);
+    }
+    let world = format!("{}world", cast.prefix);
+    let (mut raw, last) = (cast.raw().await, "0123456789abcdef0123456789abcdef01234567");
+    let _: () = redis::cmd("SET").arg(&world).arg(last).query_async(&mut raw).await.expect("set");
+    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nothing is popped before it has settled");
+    for node in &cast.nodes {
+        node.freeze(false);
+    }
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    lease.tell(call.id, over()).await;
+    cast.end().await;
+}
