@@ -5,6 +5,7 @@
 //! Each script is told, as its last key, which run of the server it reaches: another run may have lost what the last one knew.
 
 use super::Settings;
+use deadpool_redis::{Manager, Pool, PoolError, Runtime, Timeouts};
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo};
@@ -82,20 +83,23 @@ impl Link {
     }
 
     async fn connect(&self, response_timeout: Duration) -> RedisResult<MultiplexedConnection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(TIMEOUT))
-            .set_response_timeout(Some(response_timeout));
-        let made = match &self.target {
-            Target::Direct(client) => client.get_multiplexed_async_connection_with_config(&config).await,
-            Target::Sentinel(client) => {
-                let find = async { client.lock().await.get_async_connection_with_config(&config).await };
-                tokio::time::timeout(2 * TIMEOUT, find).await.unwrap_or_else(|_| {
-                    Err(RedisError::from((ErrorKind::Io, "no Sentinel named a reachable server in time")))
-                })
-            }
-        };
+        let config = config(response_timeout);
+        let made = async { self.server().await?.get_multiplexed_async_connection_with_config(&config).await }.await;
         self.tell(made.as_ref().err());
         made
+    }
+
+    /// The server that takes commands now.
+    async fn server(&self) -> RedisResult<Client> {
+        match &self.target {
+            Target::Direct(client) => Ok(Client::clone(client)),
+            Target::Sentinel(client) => {
+                let find = async { client.lock().await.async_get_client().await };
+                tokio::time::timeout(2 * TIMEOUT, find)
+                    .await
+                    .unwrap_or_else(|_| Err(RedisError::from((ErrorKind::Io, "no Sentinel named a server in time"))))
+            }
+        }
     }
 
     /// Logs why there is no connection, or that there is one again.
@@ -126,7 +130,8 @@ impl Link {
             let run = run_id(&mut connection).await?;
             Ok((connection, format!("{}run:{run}", self.prefix)))
         };
-        match made.await {
+        // Boxed, because it is rare and large, and every call of a script may have to wait for it.
+        match Box::pin(made).await {
             Ok(connection) => {
                 shared.connection = Some(connection.clone());
                 Ok(connection)
@@ -139,9 +144,20 @@ impl Link {
         }
     }
 
-    /// A connection of its own, for reads that block up to `block`.
+    /// A connection of its own, for reads that block up to `block`. It is taken out of its pool for good: one that comes back
+    /// with a read still blocking on it would keep the next user waiting.
     pub async fn dedicated(&self, block: Duration) -> RedisResult<MultiplexedConnection> {
-        self.connect(block + BLOCKING_SLACK).await
+        let server = self.server().await?;
+        let manager = Manager::new_with_config(server.get_connection_info().clone(), config(block + BLOCKING_SLACK))?;
+        let timeouts = Timeouts { wait: Some(TIMEOUT), create: Some(2 * TIMEOUT), recycle: Some(TIMEOUT) };
+        let pool = Pool::builder(manager).max_size(1).timeouts(timeouts).runtime(Runtime::Tokio1).build();
+        let failed = |why: String| RedisError::from((ErrorKind::Io, "no connection for the inbox", why));
+        let pool = pool.map_err(|error| failed(error.to_string()))?;
+        match pool.get().await {
+            Ok(connection) => Ok(deadpool_redis::Connection::take(connection)),
+            Err(PoolError::Backend(error)) => Err(error),
+            Err(error) => Err(failed(error.to_string())),
+        }
     }
 
     /// Runs an idempotent script; once more when the connection turned out to be broken.
@@ -180,6 +196,12 @@ impl Link {
         }
         result
     }
+}
+
+/// The crate's default of 500 ms for an answer is too short for either use.
+fn config(response_timeout: Duration) -> AsyncConnectionConfig {
+    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT));
+    config.set_response_timeout(Some(response_timeout))
 }
 
 /// Which run of the server this is. A server that does not let us ask can still be seen to be empty.
