@@ -4,7 +4,8 @@
 //! again only after the database has shown that nobody owned the session meanwhile. And the release of a lease never ends
 //! the next one: while it is on its way the session is not taken again, only noted as wanted.
 
-use super::{Chore, Redis, locked};
+use super::errands::Chore;
+use super::{Redis, locked};
 use crate::cluster::{Cluster, Lease, Successor};
 use crate::desk::Slot;
 use engine::ids::SessionId;
