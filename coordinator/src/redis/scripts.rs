@@ -202,17 +202,26 @@ if owner and owner ~= me then return {'lost'} end
 -- A lease that is gone is made again by the next renewal, unless another is faster.
 if settling or not owner then return {'wait'} end
 local first, owners, compacts = nil, nil, {'refuse'}
-for _, call in ipairs(redis.call('ZRANGE', s .. 'q', 0, -1)) do
-  local meta = redis.call('HGET', s .. 'm', call)
-  -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
-  if not meta or not alive(p, redis.call('HGET', s .. 'n', call)) then
-    forget(s, call)
-  else
-    local method, key = string.match(meta, '^([^|]*)|([^|]*)|')
-    if gate == 'held' and method == 'compact' then compacts[#compacts + 1] = call end
-    if not first then first = call end
-    if not owners and method == 'message' and key == holder then owners = call end
+local function look(calls)
+  for _, call in ipairs(calls) do
+    local meta = redis.call('HGET', s .. 'm', call)
+    -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
+    if not meta or not alive(p, redis.call('HGET', s .. 'n', call)) then
+      forget(s, call)
+    else
+      local method, key = string.match(meta, '^([^|]*)|([^|]*)|')
+      if gate == 'held' and method == 'compact' then compacts[#compacts + 1] = call end
+      if not first then first = call end
+      if not owners and method == 'message' and key == holder then owners = call end
+    end
   end
+  return #calls > 0
+end
+if gate == 'free' then
+  -- The first that is alive goes; what is dead before it is forgotten.
+  while not first and look(redis.call('ZRANGE', s .. 'q', 0, 0)) do end
+else
+  look(redis.call('ZRANGE', s .. 'q', 0, -1))
 end
 if #compacts > 1 then return compacts end
 local call = first
