@@ -8,6 +8,7 @@ use crate::cluster::Member;
 use engine::ids::SessionId;
 use redis::RedisResult;
 use std::sync::atomic::Ordering;
+use tokio::time::Interval;
 
 impl Redis {
     pub(crate) async fn nodes(&self) -> Result<Vec<Member>, Error> {
@@ -47,25 +48,38 @@ impl Redis {
 
     pub(super) async fn beat(&self) {
         // If no node was alive within a lease time, nobody owns anything: the world needs no time to settle.
-        let mut alone = self.0.log.others_alive(self.0.settings.lease).await.is_ok_and(|others| !others);
-        let mut ticks = ticks(BEAT.min(self.0.settings.lease / LOOKS_PER_LEASE));
+        let alone = self.0.log.others_alive(self.0.settings.lease).await.is_ok_and(|others| !others);
+        // Side by side: a database that hangs must not make the node look dead, nor Redis the cluster.
+        tokio::join!(self.beat_in_redis(alone), self.beat_in_database());
+    }
+
+    async fn beat_in_redis(&self, mut alone: bool) {
+        let mut ticks = self.beats();
         loop {
             ticks.tick().await;
-            match self.beat_once(alone).await {
+            // Known for the first time only: others may come while Redis is away.
+            match self.beat_once(std::mem::take(&mut alone)).await {
                 Err(error) => tracing::debug!(error = %error, "a heartbeat did not reach Redis"),
-                Ok(new) => {
-                    alone = false;
-                    if new {
-                        // Redis has forgotten who watches what.
-                        self.tell_others(News::Watches);
-                    }
-                }
+                // Redis has forgotten who watches what.
+                Ok(true) => self.tell_others(News::Watches),
+                Ok(false) => {}
             }
             self.0.beaten.store(true, Ordering::Relaxed);
+        }
+    }
+
+    async fn beat_in_database(&self) {
+        let mut ticks = self.beats();
+        loop {
+            ticks.tick().await;
             if let Err(error) = self.0.log.beat().await {
                 tracing::debug!(error = %error, "a heartbeat did not reach the database");
             }
         }
+    }
+
+    fn beats(&self) -> Interval {
+        ticks(BEAT.min(self.0.settings.lease / LOOKS_PER_LEASE))
     }
 
     /// Says whether Redis did not know this node.

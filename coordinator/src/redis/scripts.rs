@@ -158,7 +158,8 @@ local place = redis.call('ZSCORE', s .. 'q', call)
 if not place then
   -- The last caller here has left; this was sent before, on a connection that broke.
   if redis.call('EXISTS', s .. 'gone:' .. call .. ':' .. me) == 1 then return {'ok', call, 0, ''} end
-  if redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
+  -- One that has had a place was accepted before, and is taken back however many there are by now.
+  if given == 0 and redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
   -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
   if given > 0 and settling then
     place = given

@@ -5,6 +5,7 @@ use super::errands::{Chore, Chores, News, WATCH};
 use super::{Frame, Redis, locked};
 use crate::cluster::{Progress, Signal};
 use engine::ids::SessionId;
+use futures_util::FutureExt;
 use redis::streams::{StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, RedisResult};
 use std::time::Duration;
@@ -55,7 +56,7 @@ impl Tasks {
                 redis.look()
             )
         };
-        stop.run_until_cancelled(Box::pin(work)).await;
+        stop.run_until_cancelled(work.boxed()).await;
         chores.queue.close();
         let _ = tokio::time::timeout(LAST_CHORES, redis.run_chores(&mut chores)).await;
         let _: RedisResult<u8> = redis.call(&redis.0.scripts.bye, "", |s| s).await;

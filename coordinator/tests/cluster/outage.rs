@@ -1,9 +1,10 @@
 //! Redis emptied, restarted, stopped, stalled.
 
-use crate::cast::{Cast, LEASE, idle, over, run};
+use crate::cast::{Cast, LEASE, LIMIT, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};
+use sqlx::{Connection, Executor};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -203,5 +204,52 @@ async fn a_failed_over_server_settles_before_any_heartbeat() {
     }
     assert_eq!(run(&lease, Gate::Free).await, call.id);
     lease.tell(call.id, over()).await;
+    cast.end().await;
+}
+
+/// What was accepted comes back before what is new, into a queue that is full by then, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_takes_back_what_it_had_accepted() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let row = cast.world.own(cast.session).await;
+    assert!(lease.may_act(row.epoch).await);
+    let (mut calls, mut waiters) = (Vec::new(), Vec::new());
+    for _ in 0..LIMIT {
+        calls.push(cast.message());
+        waiters.push(cast.enqueue(1, calls.last().unwrap()).await);
+    }
+    cast.nodes[1].freeze(true);
+    cast.flush().await;
+    for _ in 0..LIMIT {
+        calls.push(cast.message());
+        waiters.push(cast.enqueue(0, calls.last().unwrap()).await);
+    }
+    cast.nodes[1].freeze(false);
+    for call in calls {
+        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        lease.tell(call.id, over()).await;
+    }
+    cast.end().await;
+}
+
+/// Its heartbeats do not wait for it: a node that hears nothing from the database lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_hangs_makes_no_node_look_dead() {
+    let mut cast = Cast::redis(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let mut lock = sqlx::SqliteConnection::connect(&cast.world.url()).await.expect("the file");
+    lock.execute("BEGIN IMMEDIATE").await.expect("locked");
+    let end = Instant::now() + 2 * LEASE;
+    until("two lease times are over", async || {
+        let members = cast.nodes[0].cluster.nodes().await.expect("redis answers");
+        assert_eq!(members.len(), 2, "{members:?}");
+        if Instant::now() > end { Ok(()) } else { Err(()) }
+    })
+    .await;
+    lock.execute("ROLLBACK").await.expect("unlocked");
+    assert!(lease.confirm().await);
     cast.end().await;
 }

@@ -67,18 +67,24 @@ impl World {
         }
     }
 
+    /// Where it is.
+    pub fn url(&self) -> String {
+        match &self.place {
+            Place::File(dir) => format!("sqlite:{}", dir.join("bae.db").display()),
+            Place::Server { base, name } => format!("{base}/{name}"),
+        }
+    }
+
     /// Runs SQL beside the product; ids as `<hex>`.
     pub async fn raw(&self, sql: &str) {
         let done = match &self.place {
-            Place::File(dir) => {
-                let file = format!("sqlite:{}", dir.join("bae.db").display());
-                let mut connection = sqlx::SqliteConnection::connect(&file).await.expect("the file");
+            Place::File(_) => {
+                let mut connection = sqlx::SqliteConnection::connect(&self.url()).await.expect("the file");
                 let sql = sql.replace('<', "X'").replace('>', "'");
                 connection.execute(AssertSqlSafe(sql)).await.map(|done| done.rows_affected())
             }
-            Place::Server { base, name } => {
-                let mut connection =
-                    sqlx::PgConnection::connect(&format!("{base}/{name}")).await.expect("the database");
+            Place::Server { .. } => {
+                let mut connection = sqlx::PgConnection::connect(&self.url()).await.expect("the database");
                 let sql = sql.replace('<', "'\\x").replace('>', "'");
                 connection.execute(AssertSqlSafe(sql)).await.map(|done| done.rows_affected())
             }
