@@ -15,8 +15,8 @@ use tests::services::Service;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-/// What README tells operators to give a node's user, for the prefix `bae:`.
-const RULE: &str = include_str!("../../../README.md");
+/// In it, what operators are told to give a node's user, for the prefix `bae:`.
+const README: &str = include_str!("../../../README.md");
 
 /// A master, a replica, three Sentinels of which two must agree.
 struct Watched {
@@ -204,6 +204,8 @@ async fn an_authority_of_ones_own_is_trusted_alone() {
         let complaints = complaints(&cast.world.log, &url, ca).await;
         assert!(complaints.contains("invalid peer certificate: UnknownIssuer"), "{complaints}");
     }
+    let insecure = complaints(&cast.world.log, &format!("{url}/#insecure"), None).await;
+    assert!(insecure.contains("insecure"), "the check cannot be turned off: {insecure}");
     let other_name = format!("rediss://localhost:{}", server.port());
     let complaints = complaints(&cast.world.log, &other_name, Some(ca)).await;
     assert!(complaints.contains("invalid peer certificate: certificate not valid for name"), "{complaints}");
@@ -243,10 +245,10 @@ async fn what_is_wrong_with_the_settings_is_told_without_a_password() {
     cast.end().await;
 }
 
-/// The rule in README is enough, and no command of it is too much.
+/// It is enough, and no command of it is too much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_may_do_what_the_readme_says_and_no_more() {
-    let line = RULE.lines().find(|line| line.starts_with("user bae ")).expect("the rule in README");
+    let line = README.lines().find(|line| line.starts_with("user bae ")).expect("the rule in README");
     let rule = line.replace("PASSWORD", "secret");
     let shy = rule.replace("user bae ", "user shy ").replace("+info ", "");
     let users = format!("user default off\nuser operator on nopass ~* &* +@all\n{rule}\n{shy}\n");
