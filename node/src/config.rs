@@ -107,7 +107,7 @@ pub struct Config {
     /// `BAE_DATABASE_CONNECTIONS`: connections to Postgres at most. Default 10.
     pub database_connections: u32,
     /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
-    /// `BAE_REDIS_PREFIX`: in front of every key there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its
+    /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its
     /// sessions, default 10.
     pub redis: Option<coordinator::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
@@ -155,7 +155,7 @@ impl fmt::Debug for Config {
 }
 
 /// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
-const SETTINGS: [&str; 24] = [
+const SETTINGS: [&str; 25] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
@@ -163,6 +163,7 @@ const SETTINGS: [&str; 24] = [
     "database_url",
     "database_connections",
     "redis_url",
+    "redis_ca",
     "redis_prefix",
     "lease",
     "log",
@@ -342,6 +343,7 @@ fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordina
     }
     Ok(Some(coordinator::redis::Settings {
         url: given.text.trim().into(),
+        ca: settings.text("redis_ca").map(PathBuf::from),
         prefix: settings.text("redis_prefix").unwrap_or_else(|| "bae:".to_owned()),
         lease: settings.seconds("lease", 10)?,
     }))

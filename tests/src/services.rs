@@ -5,7 +5,9 @@
 //! start one of their own.
 
 use crate::ports::Port;
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -18,7 +20,9 @@ data="$1" stop="$2"
 shift 2
 "$@" >>"$data/log" 2>&1 </dev/null &
 server=$!
+echo "$server"
 read -r word
+kill -CONT "$server"
 kill -"$stop" "$server"
 wait "$server"
 [ "$word" = keep ] || rm -rf "$data"
@@ -37,13 +41,25 @@ pub struct Service {
     kind: Kind,
     data: PathBuf,
     port: Port,
-    running: Option<(Child, ChildStdin)>,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    shell: Child,
+    word: ChildStdin,
+    pid: u32,
 }
 
 /// The URL of the Postgres server that tests share, without a database.
 pub fn postgres() -> String {
+    given("BAE_TEST_POSTGRES_URL").unwrap_or_else(|| plain_postgres().url())
+}
+
+/// A Postgres server on this machine that speaks without TLS, for tests with a proxy between.
+pub fn plain_postgres() -> &'static Service {
     static SHARED: OnceLock<Service> = OnceLock::new();
-    given("BAE_TEST_POSTGRES_URL").unwrap_or_else(|| SHARED.get_or_init(Service::postgres).url())
+    SHARED.get_or_init(Service::postgres)
 }
 
 /// The URL of the Redis server that tests share.
@@ -59,18 +75,34 @@ fn given(name: &str) -> Option<String> {
 impl Service {
     /// Starts a Postgres server with nothing in it.
     pub fn postgres() -> Self {
+        Self::postgres_with(&["max_connections=300"])
+    }
+
+    /// One with settings of its own, each `NAME=VALUE`.
+    pub fn postgres_with(settings: &[&str]) -> Self {
         let mut service = Self::prepare(Kind::Postgres);
         let mut init = Command::new(program("initdb", "postgresql"));
         init.args(["--auth=trust", "--username=bae", "--no-sync", "--encoding=UTF8", "--locale=C", "-D"]);
         let done = as_user(init.arg(&service.data), user()).current_dir("/").output().expect("initdb");
         assert!(done.status.success(), "initdb: {}", String::from_utf8_lossy(&done.stderr));
+        let fsync = format!("fsync={}", given("BAE_TEST_POSTGRES_FSYNC").unwrap_or_else(|| "off".into()));
+        let ours = ["listen_addresses='127.0.0.1'", "shared_buffers=64MB", "log_min_messages=fatal", &fsync];
+        // Later lines of the file win.
+        service.configure("postgresql.conf", &[&ours, settings].concat().join("\n"));
         service.run();
         service
     }
 
     /// Starts a Redis server with nothing in it, which keeps nothing over a restart.
     pub fn redis() -> Self {
+        Self::redis_with("")
+    }
+
+    /// One with lines of its own in its configuration, `PORT` for its port; with `sentinel` lines it is a Sentinel.
+    pub fn redis_with(lines: &str) -> Self {
         let mut service = Self::prepare(Kind::Redis);
+        let ours = format!("port PORT\nbind 127.0.0.1\nsave \"\"\nappendonly no\ndir {}\n", service.data.display());
+        service.configure("redis.conf", &(ours + lines).replace("PORT", &service.port.number.to_string()));
         service.run();
         service
     }
@@ -87,6 +119,11 @@ impl Service {
         Self { kind, data, port: Port::reserve(), running: None }
     }
 
+    fn configure(&self, file: &str, lines: &str) {
+        let mut file = File::options().append(true).create(true).open(self.data.join(file)).expect("a configuration");
+        writeln!(file, "\n{lines}").expect("written");
+    }
+
     /// Starts it on its port and data; returns when it takes connections.
     pub fn run(&mut self) {
         let port = self.port.number.to_string();
@@ -95,21 +132,22 @@ impl Service {
         match self.kind {
             Kind::Postgres => {
                 shell.arg("INT").arg(program("postgres", "postgresql")).arg("-D").arg(&self.data);
-                shell.args(["-p", &port, "-k"]).arg(&self.data).args(["-c", "listen_addresses=127.0.0.1"]);
-                for setting in ["max_connections=300", "shared_buffers=64MB", "fsync=off", "log_min_messages=fatal"] {
-                    shell.args(["-c", setting]);
-                }
+                shell.args(["-p", &port, "-k"]).arg(&self.data);
                 as_user(&mut shell, user());
             }
             Kind::Redis => {
-                shell.arg("KILL").arg(program("redis-server", "redis-server")).args(["--port", &port]);
-                shell.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]).arg(&self.data);
+                let file = self.data.join("redis.conf");
+                let lines = std::fs::read_to_string(&file).expect("a configuration");
+                shell.arg("KILL").arg(program("redis-server", "redis-server")).arg(file);
+                shell.args(lines.contains("\nsentinel ").then_some("--sentinel"));
             }
         }
-        shell.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = shell.spawn().expect("a shell");
-        let stdin = child.stdin.take().expect("its input");
-        self.running = Some((child, stdin));
+        shell.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut shell = shell.spawn().expect("a shell");
+        let word = shell.stdin.take().expect("its input");
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().expect("its output")).read_line(&mut line).expect("the server's process id");
+        self.running = Some(Running { shell, word, pid: line.trim().parse().expect("a process id") });
         let end = Instant::now() + Duration::from_secs(30);
         while !self.answers() {
             let log = || std::fs::read_to_string(self.data.join("log"));
@@ -119,22 +157,30 @@ impl Service {
     }
 
     fn answers(&self) -> bool {
-        let port = self.port.number.to_string();
-        let mut ask = match self.kind {
-            Kind::Postgres => Command::new(program("pg_isready", "postgresql")),
-            Kind::Redis => Command::new(program("redis-cli", "redis-server")),
-        };
-        ask.args(["-h", "127.0.0.1", "-p", &port]);
-        ask.arg(if self.kind == Kind::Redis { "PING" } else { "-q" });
-        ask.output().is_ok_and(|done| done.status.success())
+        match self.kind {
+            Kind::Postgres => {
+                let mut ask = Command::new(program("pg_isready", "postgresql"));
+                ask.args(["-q", "-h", "127.0.0.1", "-p", &self.port.number.to_string()]);
+                ask.status().is_ok_and(|status| status.success())
+            }
+            // It may ask for a password or for TLS.
+            Kind::Redis => TcpStream::connect(("127.0.0.1", self.port.number)).is_ok(),
+        }
     }
 
     /// Stops it at once. Postgres keeps what was committed, Redis nothing.
     pub fn stop(&mut self) {
-        if let Some((mut child, mut stdin)) = self.running.take() {
-            stdin.write_all(b"keep\n").expect("the shell listens");
-            child.wait().expect("the shell ends");
+        if let Some(mut running) = self.running.take() {
+            running.word.write_all(b"keep\n").expect("the shell listens");
+            running.shell.wait().expect("the shell ends");
         }
+    }
+
+    /// Sends its process a signal, such as `STOP`: then it answers nothing, and connections stay open.
+    pub fn signal(&self, name: &str) {
+        let pid = self.running.as_ref().expect("a running server").pid;
+        let done = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().expect("kill");
+        assert!(done.success(), "kill -{name} {pid}");
     }
 
     /// Sends Redis a command.
@@ -144,6 +190,11 @@ impl Service {
         let done = cli.args(["-p", &self.port.number.to_string()]).args(words).output().expect("redis-cli");
         assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    }
+
+    /// Its port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number
     }
 
     /// Its URL; for Postgres without a database.
@@ -157,9 +208,9 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        if let Some((mut child, stdin)) = self.running.take() {
-            drop(stdin);
-            let _ = child.wait();
+        if let Some(Running { mut shell, word, .. }) = self.running.take() {
+            drop(word);
+            let _ = shell.wait();
         }
         let _ = std::fs::remove_dir_all(&self.data);
     }

@@ -4,7 +4,8 @@
 //! again only after the database has shown that nobody owned the session meanwhile. And the release of a lease never ends
 //! the next one: while it is on its way the session is not taken again, only noted as wanted.
 
-use super::{Chore, Redis, locked};
+use super::errands::Chore;
+use super::{Redis, locked};
 use crate::cluster::{Cluster, Lease, Successor};
 use crate::desk::Slot;
 use engine::ids::SessionId;
@@ -100,20 +101,51 @@ impl Redis {
         held
     }
 
+    /// Renews leases, or makes them again; those that are another's by now are lost.
+    pub(super) async fn renew_now(&self, sessions: &[SessionId]) -> RedisResult<()> {
+        let (asked, lease) = (Instant::now(), self.lease_ms());
+        let held: Vec<u8> = self
+            .call(&self.0.scripts.renew, "", |s| {
+                s.arg(lease);
+                for session in sessions {
+                    s.arg(self.keys(*session));
+                }
+                s
+            })
+            .await?;
+        for (session, held) in sessions.iter().zip(held) {
+            if held == 0 {
+                tracing::warn!(%session, "a lease was lost");
+                self.lose(*session);
+            } else if let Some(lease) = locked(&self.0.leases).get_mut(session) {
+                lease.until = asked + self.0.settings.lease;
+                lease.doubt |= held == 2;
+            }
+        }
+        Ok(())
+    }
+
     /// Before the lease's deadline: yes. After it only while Redis is away and the database, asked now, still shows our epoch.
     pub(crate) async fn may_act(&self, session: SessionId, epoch: i64) -> bool {
-        let (holds, doubt) = match locked(&self.0.leases).get_mut(&session) {
-            Some(held) => {
-                held.epoch = Some(epoch);
-                (Instant::now() < held.until, held.doubt)
-            }
-            None => (false, false),
-        };
+        let (mut holds, mut doubt) = self.holds(session, epoch);
+        if !holds && self.0.link.up() {
+            // Redis was away for a lease time and is back: what the next renewal would find out is asked now.
+            let _ = self.renew_now(&[session]).await;
+            (holds, doubt) = self.holds(session, epoch);
+        }
         match (holds, doubt) {
             (true, false) => true,
             (true, true) => self.still_ours(session, epoch).await,
             (false, _) => !self.0.link.up() && self.0.log.row(session).await.is_ok_and(|row| row.epoch == epoch),
         }
+    }
+
+    /// Whether the lease surely holds, and whether it is in doubt; notes under which epoch it is acted.
+    fn holds(&self, session: SessionId, epoch: i64) -> (bool, bool) {
+        locked(&self.0.leases).get_mut(&session).map_or((false, false), |held| {
+            held.epoch = Some(epoch);
+            (Instant::now() < held.until, held.doubt)
+        })
     }
 
     /// Whether nobody owned the session while its lease was gone.

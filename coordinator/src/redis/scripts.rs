@@ -2,8 +2,9 @@
 //!
 //! Keys of a session, all under one hash tag: `q` the queue (call → place), `c` entries, `m` what the claim needs of each
 //! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
-//! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`,
-//! `pulse` (a node was here within a lease time), `settling`, `nodes`, `alive:<node>`, `draining:<node>`, `inbox:<node>`.
+//! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`
+//! (the run of the server that nodes met last), `pulse` (a node was here within a lease time), `settling`, `nodes`,
+//! `alive:<node>`, `draining:<node>`, `inbox:<node>`.
 //!
 //! What a wipe does: leases, entries and watch sets are made again by their nodes within the time that everything settles;
 //! the database knows every call that has started.
@@ -13,8 +14,9 @@ use redis::Script;
 /// How long a session's keys live after the last touch, in seconds.
 const KEEP: u32 = 86_400;
 
-/// Lua that several scripts share. A world that is not there was emptied; one without a pulse was away from every node for a
-/// lease time. Nothing is taken or popped until owners and callers have made their entries again.
+/// Lua that several scripts share. A server that knows no run, or another than its own, was emptied, restarted or failed over
+/// to, and may have lost what was written last; one without a pulse was away from every node for a lease time. Nothing is taken
+/// or popped until owners and callers have made their entries again.
 const SHARED: &str = r"
 local function alive(prefix, nodes)
   for node in string.gmatch(nodes or '', '[^,]+') do
@@ -62,9 +64,11 @@ local function heir(prefix, s, not_me)
   end
 end
 local function settles(prefix, lease)
-  local emptied = redis.call('EXISTS', prefix .. 'world') == 0
-  if emptied or redis.call('EXISTS', prefix .. 'pulse') == 0 then
-    if emptied then redis.call('SET', prefix .. 'world', '?') end
+  local run, world = string.sub(KEYS[#KEYS], #prefix + 5), redis.call('GET', prefix .. 'world')
+  -- A server that does not tell its run can still be seen to be empty.
+  local new = not world or (run ~= '' and world ~= run)
+  if new or redis.call('EXISTS', prefix .. 'pulse') == 0 then
+    if new then redis.call('SET', prefix .. 'world', run) end
     redis.call('SET', prefix .. 'settling', '1', 'PX', lease)
     redis.call('SET', prefix .. 'pulse', '1', 'PX', lease)
   end
@@ -72,7 +76,8 @@ local function settles(prefix, lease)
 end
 ";
 
-/// `ARGV`: prefix, session keys' prefix, node, then what each says.
+/// `ARGV`: prefix, session keys' prefix, node, then what each says. The last of `KEYS`: prefix, `run:`, the
+/// server's run; no key, but a name that an ACL of the prefix lets pass.
 pub(super) struct Scripts {
     /// call, entry, meta, idempotency field, digest, limit, lease ms, place or 0, wake frame, frame to offer the session with
     /// instead of taking it, or empty → status, call, place, owner.
@@ -111,8 +116,8 @@ pub(super) struct Scripts {
     pub to_all: Script,
     /// seconds.
     pub watch: Script,
-    /// run id, alive ms, lease ms, `1` if no node was alive before this one, `1` if draining → 1 when Redis did not know this
-    /// node (any more).
+    /// alive ms, lease ms, `1` if no node was alive before this one, `1` if draining → 1 when Redis did not know this node (any
+    /// more).
     pub beat: Script,
     /// → the living nodes.
     pub nodes: Script,
@@ -153,7 +158,8 @@ local place = redis.call('ZSCORE', s .. 'q', call)
 if not place then
   -- The last caller here has left; this was sent before, on a connection that broke.
   if redis.call('EXISTS', s .. 'gone:' .. call .. ':' .. me) == 1 then return {'ok', call, 0, ''} end
-  if redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
+  -- One that has had a place was accepted before, and is taken back however many there are by now.
+  if given == 0 and redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
   -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
   if given > 0 and settling then
     place = given
@@ -197,17 +203,26 @@ if owner and owner ~= me then return {'lost'} end
 -- A lease that is gone is made again by the next renewal, unless another is faster.
 if settling or not owner then return {'wait'} end
 local first, owners, compacts = nil, nil, {'refuse'}
-for _, call in ipairs(redis.call('ZRANGE', s .. 'q', 0, -1)) do
-  local meta = redis.call('HGET', s .. 'm', call)
-  -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
-  if not meta or not alive(p, redis.call('HGET', s .. 'n', call)) then
-    forget(s, call)
-  else
-    local method, key = string.match(meta, '^([^|]*)|([^|]*)|')
-    if gate == 'held' and method == 'compact' then compacts[#compacts + 1] = call end
-    if not first then first = call end
-    if not owners and method == 'message' and key == holder then owners = call end
+local function look(calls)
+  for _, call in ipairs(calls) do
+    local meta = redis.call('HGET', s .. 'm', call)
+    -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
+    if not meta or not alive(p, redis.call('HGET', s .. 'n', call)) then
+      forget(s, call)
+    else
+      local method, key = string.match(meta, '^([^|]*)|([^|]*)|')
+      if gate == 'held' and method == 'compact' then compacts[#compacts + 1] = call end
+      if not first then first = call end
+      if not owners and method == 'message' and key == holder then owners = call end
+    end
   end
+  return #calls > 0
+end
+if gate == 'free' then
+  -- The first that is alive goes; what is dead before it is forgotten.
+  while not first and look(redis.call('ZRANGE', s .. 'q', 0, 0)) do end
+else
+  look(redis.call('ZRANGE', s .. 'q', 0, -1))
 end
 if #compacts > 1 then return compacts end
 local call = first
@@ -352,22 +367,17 @@ return 1
             ),
             beat: script(
                 r"
-local run, alone, new = ARGV[4], ARGV[7] == '1', 0
-if not alone then settles(p, ARGV[6]) end
-local world = redis.call('GET', p .. 'world')
+local new = 0
+settles(p, ARGV[5])
+if ARGV[6] == '1' then redis.call('DEL', p .. 'settling') end
 -- What is there already is only prolonged: that works when the memory is full, too.
-if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[5]) == 0 then
-  redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[5])
+if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[4]) == 0 then
+  redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[4])
   new = 1
 end
-if redis.call('PEXPIRE', p .. 'pulse', ARGV[6]) == 0 then redis.call('SET', p .. 'pulse', '1', 'PX', ARGV[6]) end
-if world ~= run then
-  if world ~= '?' and not alone then redis.call('SET', p .. 'settling', '1', 'PX', ARGV[6]) end
-  redis.call('SET', p .. 'world', run)
-end
-if alone then redis.call('DEL', p .. 'settling') end
+if redis.call('PEXPIRE', p .. 'pulse', ARGV[5]) == 0 then redis.call('SET', p .. 'pulse', '1', 'PX', ARGV[5]) end
 if redis.call('SISMEMBER', p .. 'nodes', me) == 0 then redis.call('SADD', p .. 'nodes', me) end
-if ARGV[8] == '1' then redis.call('SET', p .. 'draining:' .. me, '1', 'EX', 3600) end
+if ARGV[7] == '1' then redis.call('SET', p .. 'draining:' .. me, '1', 'EX', 3600) end
 redis.call('EXPIRE', p .. 'inbox:' .. me, 120)
 for _, node in ipairs(redis.call('SRANDMEMBER', p .. 'nodes', 3)) do
   if redis.call('EXISTS', p .. 'alive:' .. node) == 0 then redis.call('SREM', p .. 'nodes', node) end

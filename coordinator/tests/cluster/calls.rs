@@ -1,6 +1,6 @@
 //! Calls that wait, between several nodes.
 
-use crate::cast::{Cast, LEASE, idle, over, run, told};
+use crate::cast::{Cast, LEASE, LIMIT, idle, over, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};
@@ -268,5 +268,25 @@ async fn keys_expire() {
         assert_eq!(lives > 0 || (lives == 0 && name.starts_with("alive")), !bounded, "{name} lives for {lives}");
         assert!(!name.ends_with(":o") || lives <= LEASE.as_secs() as i64);
     }
+    cast.end().await;
+}
+
+/// However many wait: at a free gate the first is claimed without a look at the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_looks_at_the_first_call_alone() {
+    let mut cast = Cast::alone(1).await;
+    let (calls, mut waiters) = ([(); LIMIT].map(|()| cast.message()), Vec::new());
+    for call in &calls {
+        waiters.push(cast.enqueue(0, call).await);
+    }
+    let lease = cast.lease(0).await;
+    cast.nodes[0].freeze(true);
+    let mut raw = cast.raw().await;
+    let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query_async(&mut raw).await.expect("reset");
+    assert_eq!(run(&lease, Gate::Free).await, calls[0].id);
+    let stats: String = redis::cmd("INFO").arg("commandstats").query_async(&mut raw).await.expect("stats");
+    let hget = stats.lines().find(|line| line.starts_with("cmdstat_hget:")).expect("entries were read");
+    assert!(hget.starts_with("cmdstat_hget:calls=3,"), "what it is, who waits, the entry: {hget}");
+    cast.nodes[0].freeze(false);
     cast.end().await;
 }

@@ -1,6 +1,5 @@
 //! Nodes of one cluster in one process: one database, one Redis, and the words the cases are written in.
 
-use crate::redis_server::{self, RedisServer};
 use crate::world::{DEADLINE, World, until, within};
 use coordinator::cluster::{Cluster, Lease, Progress, Signal, Waiter};
 use coordinator::feed::Feeds;
@@ -13,8 +12,10 @@ use engine::ids::{CallId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;
 use engine::turn::Opening;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tests::services::{self, Service};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -44,17 +45,18 @@ pub struct Cast {
     pub session: SessionId,
     pub key: KeyId,
     pub nodes: Vec<Node>,
-    pub server: Option<RedisServer>,
+    pub server: Option<Service>,
     url: String,
+    ca: Option<PathBuf>,
     pub prefix: String,
 }
 
 impl Cast {
-    async fn of(url: String, server: Option<RedisServer>) -> Self {
+    async fn of(url: String, server: Option<Service>) -> Self {
         let world = World::sqlite().await;
         let (session, key) = world.session().await;
         let prefix = format!("test-{}:", uuid::Uuid::now_v7().simple());
-        Self { world, session, key, nodes: Vec::new(), server, url, prefix }
+        Self { world, session, key, nodes: Vec::new(), server, url, ca: None, prefix }
     }
 
     pub async fn local() -> Self {
@@ -67,17 +69,27 @@ impl Cast {
 
     /// So many nodes on the server that most cases share.
     pub async fn redis(nodes: usize) -> Self {
-        let url = tokio::task::spawn_blocking(redis_server::shared).await.expect("a Redis server");
+        let url = tokio::task::spawn_blocking(services::redis).await.expect("a Redis server");
         Self::on(url, None, nodes).await
     }
 
     /// On a server that nobody else uses.
     pub async fn alone(nodes: usize) -> Self {
-        let server = tokio::task::spawn_blocking(RedisServer::start).await.expect("a Redis server");
+        let server = tokio::task::spawn_blocking(Service::redis).await.expect("a Redis server");
         Self::on(server.url(), Some(server), nodes).await
     }
 
-    async fn on(url: String, server: Option<RedisServer>, nodes: usize) -> Self {
+    /// On servers of the case's own, with the authority of their certificates.
+    pub async fn reached(url: String, ca: Option<PathBuf>, prefix: &str, nodes: usize) -> Self {
+        let mut cast = Self::of(url, None).await;
+        (cast.ca, cast.prefix) = (ca, prefix.to_owned());
+        for _ in 0..nodes {
+            cast.join().await;
+        }
+        cast
+    }
+
+    async fn on(url: String, server: Option<Service>, nodes: usize) -> Self {
         let mut cast = Self::of(url, server).await;
         for _ in 0..nodes {
             cast.join().await;
@@ -88,7 +100,8 @@ impl Cast {
     /// One more node; returns when the cluster knows it.
     pub async fn join(&mut self) -> usize {
         let log = Log::new(self.world.db.clone(), Arc::new(Feeds::default()));
-        let settings = Settings { url: self.url.clone().into(), prefix: self.prefix.clone(), lease: LEASE };
+        let settings =
+            Settings { url: self.url.clone().into(), ca: self.ca.clone(), prefix: self.prefix.clone(), lease: LEASE };
         let (redis, received) = Redis::new(settings, log.clone(), LIMIT).expect("a node");
         let (stop, (frozen, freezes)) = (CancellationToken::new(), watch::channel(false));
         let task = tokio::spawn(unless_frozen(received.tasks.run(stop.clone()), freezes));

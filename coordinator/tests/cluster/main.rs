@@ -8,10 +8,7 @@ mod cast;
 mod frames;
 mod leases;
 mod outage;
-mod redis_server;
-#[path = "../conformance/server.rs"]
-#[allow(dead_code)]
-mod server;
+mod servers;
 #[path = "../conformance/world.rs"]
 #[allow(dead_code)]
 mod world;

@@ -1,9 +1,10 @@
 //! Redis emptied, restarted, stopped, stalled.
 
-use crate::cast::{Cast, LEASE, idle, over, run};
+use crate::cast::{Cast, LEASE, LIMIT, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};
+use sqlx::{Connection, Executor};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -113,8 +114,8 @@ async fn a_redis_that_hangs() {
     assert!(!lease.may_act(row.epoch - 1).await, "and it is asked");
     within("a word that nobody hears is not waited for", lease.tell(cast.message().id, Progress::Running)).await;
     cast.server.as_ref().unwrap().signal("CONT");
-    let epoch = row.epoch;
-    until("the turn goes on", async || if lease.may_act(epoch).await { Ok(()) } else { Err("may not act") }).await;
+    until("redis is back", async || cast.nodes[0].cluster.nodes().await.map(drop)).await;
+    assert!(lease.may_act(row.epoch).await, "the turn goes on at once");
     assert_eq!(run(&lease, Gate::Free).await, accepted.id);
     lease.tell(accepted.id, over()).await;
     idle(&lease).await;
@@ -178,5 +179,77 @@ async fn an_inbox_goes_on_under_another_clock() {
     cast.nodes[1].cluster.revoked(cast.key, &engine::rpc::RpcError::internal()).await;
     let signals = cast.nodes[0].signals.as_mut().expect("a node of a cluster");
     assert!(within("a signal", signals.recv()).await.is_some());
+    cast.end().await;
+}
+
+/// The next master knows what the last one knew, but for what was written last; whoever meets it first finds that out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_over_server_settles_before_any_heartbeat() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let call = cast.message();
+    let _waiter = cast.enqueue(1, &call).await;
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    lease.unclaim(call.id).await;
+    for node in &cast.nodes {
+        node.freeze(true);
+    }
+    let world = format!("{}world", cast.prefix);
+    let (mut raw, last) = (cast.raw().await, "0123456789abcdef0123456789abcdef01234567");
+    let _: () = redis::cmd("SET").arg(&world).arg(last).query_async(&mut raw).await.expect("set");
+    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nothing is popped before it has settled");
+    for node in &cast.nodes {
+        node.freeze(false);
+    }
+    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    lease.tell(call.id, over()).await;
+    cast.end().await;
+}
+
+/// What was accepted comes back before what is new, into a queue that is full by then, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_takes_back_what_it_had_accepted() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let row = cast.world.own(cast.session).await;
+    assert!(lease.may_act(row.epoch).await);
+    let (mut calls, mut waiters) = (Vec::new(), Vec::new());
+    for _ in 0..LIMIT {
+        calls.push(cast.message());
+        waiters.push(cast.enqueue(1, calls.last().unwrap()).await);
+    }
+    cast.nodes[1].freeze(true);
+    cast.flush().await;
+    for _ in 0..LIMIT {
+        calls.push(cast.message());
+        waiters.push(cast.enqueue(0, calls.last().unwrap()).await);
+    }
+    cast.nodes[1].freeze(false);
+    for call in calls {
+        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        lease.tell(call.id, over()).await;
+    }
+    cast.end().await;
+}
+
+/// Its heartbeats do not wait for it: a node that hears nothing from the database lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_hangs_makes_no_node_look_dead() {
+    let mut cast = Cast::redis(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let mut lock = sqlx::SqliteConnection::connect(&cast.world.url()).await.expect("the file");
+    lock.execute("BEGIN IMMEDIATE").await.expect("locked");
+    let end = Instant::now() + 2 * LEASE;
+    until("two lease times are over", async || {
+        let members = cast.nodes[0].cluster.nodes().await.expect("redis answers");
+        assert_eq!(members.len(), 2, "{members:?}");
+        if Instant::now() > end { Ok(()) } else { Err(()) }
+    })
+    .await;
+    lock.execute("ROLLBACK").await.expect("unlocked");
+    assert!(lease.confirm().await);
     cast.end().await;
 }

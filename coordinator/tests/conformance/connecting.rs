@@ -1,14 +1,14 @@
 //! Postgres alone: connecting, and having the database for oneself.
 
-use crate::server;
 use crate::world::{World, until};
 use coordinator::{Db, Error, PostgresSettings};
+use tests::services;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_alone_claims_the_database() {
     let world = World::postgres().await;
     world.db.lock_single_node().await.unwrap();
-    let settings = PostgresSettings::new(format!("{}/{}", server::shared(), world.name()));
+    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), world.name()));
     let second = Db::connect(&settings).await.unwrap();
     let refused = second.lock_single_node().await.unwrap_err().to_string();
     assert!(refused.contains("another node uses this Postgres database"), "{refused}");
@@ -36,7 +36,7 @@ async fn what_is_wrong_with_a_url_is_told_without_its_password() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_of_two_versions_start_side_by_side() {
     let world = World::postgres().await;
-    let settings = PostgresSettings::new(format!("{}/{}", server::shared(), world.name()));
+    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), world.name()));
     let tables = "DROP SCHEMA public CASCADE; CREATE SCHEMA public";
     for statement in tables.split("; ") {
         world.raw(statement).await;

@@ -1,7 +1,6 @@
 //! Postgres alone: answers that are lost, rows that are locked, inserts that fail.
 
 use crate::proxy::Proxy;
-use crate::server;
 use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
 use coordinator::log::{Append, Next};
 use coordinator::{Error, PostgresSettings};
@@ -14,6 +13,7 @@ use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use std::sync::Arc;
 use std::time::Duration;
+use tests::services;
 
 /// Every kind of append: it is the last of the steps, the ones before it happen undisturbed.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +74,8 @@ impl Step {
 
 /// Another session of the database, with a transaction open.
 async fn locker(world: &World, session: SessionId) -> PgConnection {
-    let mut connection = PgConnection::connect(&format!("{}/{}", server::own().0, world.name())).await.unwrap();
+    let mut connection =
+        PgConnection::connect(&format!("{}/{}", services::plain_postgres().url(), world.name())).await.unwrap();
     connection.execute("BEGIN").await.unwrap();
     let lock = "SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE";
     sqlx::query(lock).bind(session.0.as_slice()).fetch_one(&mut connection).await.unwrap();
@@ -83,7 +84,8 @@ async fn locker(world: &World, session: SessionId) -> PgConnection {
 
 /// Returns once exactly so many statements wait for a lock in this database.
 async fn waiting(world: &World, number: i64) {
-    let mut connection = PgConnection::connect(&format!("{}/postgres", server::own().0)).await.unwrap();
+    let mut connection =
+        PgConnection::connect(&format!("{}/postgres", services::plain_postgres().url())).await.unwrap();
     let count = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND wait_event_type = 'Lock'";
     let probe = async || {
         let row = sqlx::query(count).bind(world.name()).fetch_one(&mut connection).await.unwrap();
@@ -94,8 +96,8 @@ async fn waiting(world: &World, number: i64) {
 }
 
 async fn proxied() -> (Proxy, World) {
-    let (_, port) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
-    let proxy = Proxy::to(port).await;
+    let server = tokio::task::spawn_blocking(services::plain_postgres).await.expect("a Postgres server");
+    let proxy = Proxy::to(server.port()).await;
     let world = World::on(&proxy.url(), |_| ()).await;
     (proxy, world)
 }
@@ -197,8 +199,8 @@ async fn an_append_that_may_still_come_is_not_called_refused() {
 /// A network that swallows everything: all ends in bounded time, and goes on once it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_waits_for_ever() {
-    let (_, port) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
-    let proxy = Proxy::to(port).await;
+    let server = tokio::task::spawn_blocking(services::plain_postgres).await.expect("a Postgres server");
+    let proxy = Proxy::to(server.port()).await;
     let brief = |settings: &mut PostgresSettings| {
         (settings.statement_timeout, settings.acquire_timeout) = (Duration::from_secs(1), Duration::from_secs(1));
         settings.max_connections = 4;
@@ -225,8 +227,8 @@ async fn nothing_waits_for_ever() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
-    let (base, _) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
-    let world = World::on(base, |settings| settings.lock_timeout = Duration::from_millis(200)).await;
+    let server = tokio::task::spawn_blocking(services::plain_postgres).await.expect("a Postgres server");
+    let world = World::on(&server.url(), |settings| settings.lock_timeout = Duration::from_millis(200)).await;
     let (session, key) = world.session().await;
     let mut lock = locker(&world, session).await;
     let report = event(key, EventType::SandboxRunning);
@@ -244,13 +246,13 @@ async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
 /// Appends that share a statement: one whose row is locked waits alone, one that fails fails alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_do_not_wait_or_fail_for_each_other() {
-    let (base, _) = tokio::task::spawn_blocking(server::own).await.expect("a Postgres server");
+    let server = tokio::task::spawn_blocking(services::plain_postgres).await.expect("a Postgres server");
     let patient = |settings: &mut PostgresSettings| {
         // Two statements at a time: whoever comes meanwhile shares the next.
         settings.max_connections = 4;
         (settings.lock_timeout, settings.statement_timeout) = (DEADLINE, DEADLINE);
     };
-    let world = World::on(base, patient).await;
+    let world = World::on(&server.url(), patient).await;
     let full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
         $$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$; \
         CREATE TRIGGER full_disk BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.kind = 'tool.call') \
@@ -303,7 +305,7 @@ async fn a_reader_that_leaves_spoils_no_connection() {
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
     }
     assert_eq!(within("a read", world.log.row(session)).await.unwrap().head, 1);
-    let mut connection = PgConnection::connect(&format!("{}/postgres", server::shared())).await.unwrap();
+    let mut connection = PgConnection::connect(&format!("{}/postgres", services::postgres())).await.unwrap();
     let idle = format!(
         "SELECT 1 FROM pg_stat_activity WHERE datname = '{}' AND state LIKE 'idle in transaction%'",
         world.name()

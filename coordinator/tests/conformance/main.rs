@@ -10,7 +10,6 @@ mod gates;
 mod outage;
 mod proxy;
 mod reading;
-mod server;
 mod sessions;
 mod world;
 mod writers;

@@ -1,6 +1,5 @@
 //! F23, as far as one process sees it: the server goes away under load and comes back.
 
-use crate::server::Server;
 use crate::world::{World, event, until, within};
 use coordinator::Error;
 use coordinator::log::{Log, Side};
@@ -9,6 +8,7 @@ use engine::ids::{EventId, KeyId, SessionId};
 use sqlx::{Connection as _, PgConnection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tests::services::Service;
 
 /// Writes until told to stop: what was acknowledged, and what may or may not be there.
 async fn writer(
@@ -38,7 +38,7 @@ async fn writer(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_under_load_loses_and_doubles_nothing() {
-    let mut server = tokio::task::spawn_blocking(|| Server::start(60)).await.unwrap();
+    let mut server = tokio::task::spawn_blocking(|| Service::postgres_with(&["max_connections=60"])).await.unwrap();
     let world = World::on(&server.url(), |_| ()).await;
     let (stop, failures) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let mut writers = Vec::new();
@@ -82,7 +82,7 @@ async fn a_restart_under_load_loses_and_doubles_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_free_connections_is_unavailable_until_it_has_some() {
-    let server = tokio::task::spawn_blocking(|| Server::start(12)).await.unwrap();
+    let server = tokio::task::spawn_blocking(|| Service::postgres_with(&["max_connections=12"])).await.unwrap();
     let world = World::on(&server.url(), |_| ()).await;
     let (session, key) = world.session().await;
     let mut others = Vec::new();

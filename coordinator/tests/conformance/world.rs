@@ -1,6 +1,5 @@
 //! A database of one case alone, and the words the cases are written in.
 
-use crate::server;
 use coordinator::accounts::{Accounts, Digest, ProfileFields};
 use coordinator::feed::Feeds;
 use coordinator::log::{Append, CallRow, Log, NewSession, Next, Row, Side, State};
@@ -16,6 +15,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tests::services;
 use tokio::time::Instant;
 
 /// Generous for a loaded machine; nothing that works takes this long.
@@ -41,8 +41,8 @@ impl World {
     }
 
     pub async fn postgres() -> Self {
-        let base = tokio::task::spawn_blocking(server::shared).await.expect("a Postgres server");
-        Self::on(base, |_| ()).await
+        let base = tokio::task::spawn_blocking(services::postgres).await.expect("a Postgres server");
+        Self::on(&base, |_| ()).await
     }
 
     /// On that server, with other settings.
@@ -67,18 +67,24 @@ impl World {
         }
     }
 
+    /// Where it is.
+    pub fn url(&self) -> String {
+        match &self.place {
+            Place::File(dir) => format!("sqlite:{}", dir.join("bae.db").display()),
+            Place::Server { base, name } => format!("{base}/{name}"),
+        }
+    }
+
     /// Runs SQL beside the product; ids as `<hex>`.
     pub async fn raw(&self, sql: &str) {
         let done = match &self.place {
-            Place::File(dir) => {
-                let file = format!("sqlite:{}", dir.join("bae.db").display());
-                let mut connection = sqlx::SqliteConnection::connect(&file).await.expect("the file");
+            Place::File(_) => {
+                let mut connection = sqlx::SqliteConnection::connect(&self.url()).await.expect("the file");
                 let sql = sql.replace('<', "X'").replace('>', "'");
                 connection.execute(AssertSqlSafe(sql)).await.map(|done| done.rows_affected())
             }
-            Place::Server { base, name } => {
-                let mut connection =
-                    sqlx::PgConnection::connect(&format!("{base}/{name}")).await.expect("the database");
+            Place::Server { .. } => {
+                let mut connection = sqlx::PgConnection::connect(&self.url()).await.expect("the database");
                 let sql = sql.replace('<', "'\\x").replace('>', "'");
                 connection.execute(AssertSqlSafe(sql)).await.map(|done| done.rows_affected())
             }

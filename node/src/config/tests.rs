@@ -71,6 +71,19 @@ fn databases() {
 }
 
 #[test]
+fn clusters() {
+    let database = ("BAE_DATABASE_URL", "postgres://h/bae");
+    let config = built(&[], &[database, ("BAE_REDIS_URL", " rediss://h ")], "").unwrap();
+    let redis = config.redis.expect("a cluster");
+    assert_eq!((redis.ca, redis.prefix.as_str(), redis.lease), (None, "bae:", Duration::from_secs(10)));
+    let set = [("BAE_REDIS_CA", "/ca.pem"), ("BAE_REDIS_PREFIX", "p:"), ("BAE_LEASE", "2")];
+    let config = built(&[], &[&[database, ("BAE_REDIS_URL", "sentinels://h/bae")], &set[..]].concat(), "").unwrap();
+    let redis = config.redis.expect("a cluster");
+    assert_eq!((redis.ca, redis.prefix.as_str(), redis.lease), (Some("/ca.pem".into()), "p:", Duration::from_secs(2)));
+    assert!(built(&[], &[database, set[0]], "").unwrap().redis.is_none());
+}
+
+#[test]
 fn wrong_settings() {
     let cases = [
         ("BAE_ADDR", "8080", "BAE_ADDR must be IP:PORT, like 127.0.0.1:8080, not \"8080\""),

@@ -1,0 +1,108 @@
+//! Calls that wait, as the owner of their session sees them: claimed one by one, given back, told how far they are, refused.
+//!
+//! Nothing is claimed while a call that is over may still stand in a queue, or while the lease is in doubt.
+
+use super::errands::Chore;
+use super::queue::Entry;
+use super::{Frame, Redis, locked};
+use crate::cluster::Progress;
+use crate::queue::{Claim, Gate};
+use engine::ids::{CallId, SessionId};
+use engine::rpc::RpcError;
+use redis::RedisResult;
+use std::sync::atomic::Ordering;
+
+impl Redis {
+    pub(crate) async fn claim(&self, session: SessionId, gate: Gate) -> Claim {
+        let (kind, holder) = match gate {
+            Gate::Free => ("free", String::new()),
+            Gate::Held(key) => ("held", key.to_string()),
+            Gate::Expired(key) => ("expired", key.to_string()),
+        };
+        if self.0.owed.load(Ordering::SeqCst) > 0 {
+            return Claim::Wait;
+        }
+        let doubtful = locked(&self.0.leases).get(&session).filter(|held| held.doubt).map(|held| held.epoch);
+        match doubtful {
+            None => {}
+            Some(Some(epoch)) if self.still_ours(session, epoch).await => {}
+            Some(Some(_)) => return Claim::Wait,
+            Some(None) => {
+                // What is in memory may be older than the log: the session is taken anew.
+                self.lose(session);
+                return Claim::Wait;
+            }
+        }
+        let lease = self.lease_ms();
+        let claimed: RedisResult<Vec<String>> =
+            self.call(&self.0.scripts.claim, &self.keys(session), |s| s.arg(kind).arg(holder).arg(lease)).await;
+        let claimed = match claimed {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                tracing::debug!(error = %error, "the queue cannot be asked just now");
+                return Claim::Wait;
+            }
+        };
+        match claimed.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["run", call, entry] => match serde_json::from_str::<Entry>(entry) {
+                Ok(Entry { v: 1, call }) => Claim::Run(call),
+                Ok(_) | Err(_) => {
+                    // A newer node's call: one of its version will serve it.
+                    tracing::error!(%session, call, "a queued call is of a newer version; the session is given up");
+                    self.lose(session);
+                    Claim::Wait
+                }
+            },
+            ["refuse", ref calls @ ..] => Claim::Refuse(calls.iter().filter_map(|call| call.parse().ok()).collect()),
+            ["lost"] => {
+                self.lose(session);
+                Claim::Wait
+            }
+            _ => Claim::Wait,
+        }
+    }
+
+    pub(crate) async fn unclaim(&self, session: SessionId, call: CallId) {
+        let _: RedisResult<u8> =
+            self.call(&self.0.scripts.unclaim, &self.keys(session), |s| s.arg(call.to_string())).await;
+    }
+
+    pub(crate) async fn tell(&self, session: SessionId, call: CallId, progress: Progress) {
+        let frame = match &progress {
+            Progress::Queued => return,
+            Progress::Running | Progress::Ended(..) => None,
+            Progress::Refused(error) => Some(Frame::Refused(session, call, error.clone())),
+            Progress::Follow(winner) => Some(Frame::Follow(session, call, *winner)),
+        };
+        self.settle(session, call, progress);
+        let over = Chore::Over(session, call, frame.map(|frame| frame.encode()));
+        if !self.0.link.up() || self.run_chore(&over).await.is_err() {
+            self.0.owed.fetch_add(1, Ordering::SeqCst);
+            self.remember(over);
+        }
+    }
+
+    pub(crate) async fn refuse_all(&self, session: SessionId, error: &RpcError) {
+        let calls = self.0.desk.with(session, |slot| {
+            let calls: Vec<CallId> = slot.queue.waiting().map(|call| call.id).collect();
+            slot.refuse_waiting(error);
+            calls
+        });
+        for call in calls.unwrap_or_default() {
+            locked(&self.0.places).remove(&call);
+        }
+        // Waiters elsewhere: the script names each call.
+        let each = CallId([0; 16]);
+        let frame = Frame::Refused(session, each, error.clone()).encode();
+        let _: RedisResult<u8> =
+            self.call(&self.0.scripts.refuse_all, &self.keys(session), |s| s.arg(frame).arg(each.to_string())).await;
+    }
+
+    pub(crate) async fn wanted(&self, session: SessionId) -> bool {
+        let waiting: RedisResult<u64> = self.call(&self.0.scripts.waiting, &self.keys(session), |s| s).await;
+        match waiting {
+            Ok(waiting) => waiting > 0,
+            Err(_) => self.0.desk.with(session, |slot| !slot.queue.is_empty()).unwrap_or(false),
+        }
+    }
+}

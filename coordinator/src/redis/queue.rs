@@ -1,0 +1,166 @@
+//! Calls that wait, as the node of their clients sees them: accepted here, given a place in the cluster, joined, left.
+//!
+//! The desk knows a call from its acceptance on; its place is known once the cluster has it. A call that was left while it was
+//! on its way is taken back.
+
+use super::errands::Chore;
+use super::{Frame, RETRY, Redis, hex, locked};
+use crate::cluster::Progress;
+use crate::desk::Slot;
+use crate::queue::{Call, Rejected};
+use engine::ids::{CallId, KeyId, SessionId};
+use engine::rpc::RpcError;
+use engine::turn::Opening;
+use redis::RedisResult;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long a call that cannot be queued waits for Redis.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Redis {
+    pub(crate) fn accept(
+        &self,
+        session: SessionId,
+        call: Call,
+    ) -> Result<(CallId, watch::Receiver<Progress>), Rejected> {
+        self.0.desk.accept(session, call)
+    }
+
+    /// Gives a call its place in the cluster. Returns the call it joins, when its idempotency key is known.
+    pub(crate) async fn enqueue(&self, session: SessionId, call: &Call) -> Result<Option<(CallId, u64)>, Rejected> {
+        let queued = async {
+            loop {
+                match self.queue(session, call, 0).await {
+                    Ok(result) => return result,
+                    Err(error) => {
+                        tracing::debug!(error = %error, "a call cannot be queued just now");
+                        tokio::time::sleep(RETRY).await;
+                    }
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, queued).await.unwrap_or_else(|_| {
+            tracing::error!(%session, "a call could not be queued: redis was away for too long");
+            Err(Rejected::Away)
+        })
+    }
+
+    /// Whether the cluster knows a call that waits here.
+    pub(crate) fn placed(&self, call: CallId) -> bool {
+        locked(&self.0.places).contains_key(&call)
+    }
+
+    /// Notes a call's place, while it waits here. Says whether it does.
+    pub(super) fn place(&self, session: SessionId, call: CallId, place: u64) -> bool {
+        let note = |slot: &mut Slot| {
+            let waits = slot.queue.waiting().any(|waiting| waiting.id == call);
+            if waits {
+                locked(&self.0.places).insert(call, place);
+            }
+            waits
+        };
+        self.0.desk.with(session, note).unwrap_or(false)
+    }
+
+    pub(super) async fn queue(
+        &self,
+        session: SessionId,
+        call: &Call,
+        place: u64,
+    ) -> RedisResult<Result<Option<(CallId, u64)>, Rejected>> {
+        let method = match call.opening {
+            Opening::Message(_) => "message",
+            Opening::Compact(_) => "compact",
+        };
+        let (name, digest) = match &call.idempotency {
+            Some((name, digest)) => (format!("{}|{name}", call.key), hex(digest)),
+            None => (String::new(), String::new()),
+        };
+        let meta = format!("{method}|{}|{name}", call.key);
+        let entry = engine::json::encode(&Entry { v: 1, call: call.clone() });
+        let (asked, since) = (Instant::now(), self.since(session));
+        let (limit, lease) = (self.0.desk.limit(), self.lease_ms());
+        let offer = if self.is_draining() { Frame::Offer(session).encode() } else { String::new() };
+        let (status, first, place, owner): (String, String, u64, String) = self
+            .call(&self.0.scripts.enqueue, &self.keys(session), |s| {
+                s.arg(call.id.to_string()).arg(entry.get()).arg(&meta).arg(&name).arg(&digest);
+                s.arg(limit).arg(lease).arg(place).arg(Frame::Wake(session).encode()).arg(offer)
+            })
+            .await?;
+        Ok(match status.as_str() {
+            "full" => Err(Rejected::Full),
+            "other" => Err(Rejected::OtherParams),
+            "joined" => Ok(first.parse().ok().map(|first| (first, place))),
+            _ => {
+                if !self.place(session, call.id, place) {
+                    // Its last caller left, or it started, while this was on its way.
+                    self.leave_queue(session, call.id);
+                }
+                if owner == self.0.node && !self.serve(session, asked, since) {
+                    self.adopt(session).await;
+                }
+                Ok(None)
+            }
+        })
+    }
+
+    /// Waits for a call that another node accepted, in place of one of this node's own.
+    pub(crate) fn join(
+        &self,
+        session: SessionId,
+        call: &Call,
+        (first, place): (CallId, u64),
+    ) -> watch::Receiver<Progress> {
+        let same = Call { id: first, ..call.clone() };
+        match self.0.desk.replace(session, call.id, same) {
+            Ok(progress) => {
+                self.place(session, first, place);
+                progress
+            }
+            Err(_) => self.0.desk.follow(session, first),
+        }
+    }
+
+    pub(crate) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
+        self.0.desk.follow(session, call)
+    }
+
+    /// Tells the waiters here; a call that waits no more leaves this node's list.
+    pub(super) fn settle(&self, session: SessionId, call: CallId, progress: Progress) {
+        self.0.desk.with(session, |slot| {
+            slot.queue.ended(call);
+            slot.tell(call, progress);
+        });
+        locked(&self.0.places).remove(&call);
+    }
+
+    pub(crate) fn leave(&self, session: SessionId, call: CallId) {
+        if self.0.desk.leave(session, call) {
+            self.leave_queue(session, call);
+        }
+    }
+
+    pub(super) fn leave_queue(&self, session: SessionId, call: CallId) {
+        locked(&self.0.places).remove(&call);
+        self.remember(Chore::Leave(session, call));
+    }
+
+    pub(crate) fn forget(&self, key: KeyId, error: &RpcError) {
+        for (session, call) in self.0.desk.drop_of(key, error) {
+            self.leave_queue(session, call);
+        }
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.0.desk.waiting()
+    }
+}
+
+/// A queue entry.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub(super) struct Entry {
+    pub v: u8,
+    pub call: Call,
+}

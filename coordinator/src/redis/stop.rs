@@ -1,0 +1,48 @@
+//! Closing a session that is served somewhere: everybody who waits is answered, and the owner lets go, here or elsewhere.
+
+use super::{Frame, RETRY, Redis};
+use engine::ids::SessionId;
+use engine::rpc::RpcError;
+use redis::RedisResult;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a closing looks whether the owner on another node has let go.
+const LOOK: Duration = Duration::from_millis(50);
+const LOOKS_PER_STOP: u32 = 20;
+
+impl Redis {
+    pub(crate) async fn stop(&self, session: SessionId, error: &RpcError) {
+        self.refuse_all(session, error).await;
+        let released = self.0.desk.with(session, |slot| {
+            slot.stop.cancel();
+            slot.owned.then(|| Arc::clone(&slot.released).notified_owned())
+        });
+        if let Some(Some(released)) = released {
+            released.await;
+        }
+        let stop = Frame::Stop(session).encode();
+        for look in 0u32.. {
+            let keys = self.keys(session);
+            // Told again now and then, because frames can be lost.
+            let owner: RedisResult<String> = if look.is_multiple_of(LOOKS_PER_STOP) {
+                self.call(&self.0.scripts.to_owner, &keys, |s| s.arg(&stop)).await
+            } else {
+                self.call(&self.0.scripts.owner, &keys, |s| s).await
+            };
+            match owner {
+                Ok(owner) if !owner.is_empty() && owner != self.0.node => tokio::time::sleep(LOOK).await,
+                Ok(_) => break,
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+        self.refuse_all(session, error).await;
+        let mut slots = self.0.desk.lock();
+        if let Some(slot) = slots.get_mut(&session)
+            && !slot.owned
+        {
+            slot.refuse_all(error);
+            slots.remove(&session);
+        }
+    }
+}

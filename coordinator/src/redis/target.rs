@@ -1,0 +1,112 @@
+//! Where Redis is: a URL, read once, and the server that it leads to, which Sentinels may change at any time.
+//!
+//! Nothing turns the check of a certificate off. What is wrong with the settings is told without what may be secret in them.
+
+use super::Settings;
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisError, RedisResult, TlsCertificates};
+use std::time::Duration;
+use tokio::sync::Mutex;
+
+/// For Sentinels to name a server.
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Where Redis is.
+pub(super) enum Target {
+    Direct(Box<Client>),
+    Sentinel(Box<Mutex<SentinelClient>>),
+}
+
+impl Target {
+    /// # Errors
+    /// What is wrong with the settings.
+    pub fn new(settings: &Settings) -> Result<Self, String> {
+        let url = secrecy::ExposeSecret::expose_secret(&settings.url);
+        let tls = ["rediss://", "sentinels://"].iter().any(|scheme| url.starts_with(scheme));
+        let certificates = match &settings.ca {
+            None => None,
+            Some(_) if !tls => return Err("BAE_REDIS_CA is for rediss:// and sentinels:// in BAE_REDIS_URL".into()),
+            Some(path) => Some(authority(path)?),
+        };
+        let unusable = |error: RedisError| match &settings.ca {
+            Some(_) if error.is_io_error() => format!("BAE_REDIS_CA cannot be used: {error}"),
+            _ => format!("BAE_REDIS_URL cannot be used: {}", error.category()),
+        };
+        let target = match (url.split_once("://"), certificates) {
+            (Some(("sentinel" | "sentinels", rest)), certificates) => {
+                sentinel(rest, tls, certificates).map(|client| Self::Sentinel(Box::new(Mutex::new(client))))
+            }
+            (_, None) => Client::open(url).map(|client| Self::Direct(Box::new(client))),
+            (_, Some(certificates)) => {
+                Client::build_with_tls(url, certificates).map(|client| Self::Direct(Box::new(client)))
+            }
+        };
+        target.map_err(unusable)
+    }
+
+    /// The server that takes commands now.
+    pub async fn server(&self) -> RedisResult<Client> {
+        match self {
+            Self::Direct(client) => Ok(Client::clone(client)),
+            Self::Sentinel(client) => {
+                let find = async { client.lock().await.async_get_client().await };
+                tokio::time::timeout(TIMEOUT, find)
+                    .await
+                    .unwrap_or_else(|_| Err(RedisError::from((ErrorKind::Io, "no Sentinel named a server in time"))))
+            }
+        }
+    }
+}
+
+/// The certificates of the authority that signs the servers', instead of the public ones.
+fn authority(path: &std::path::Path) -> Result<TlsCertificates, String> {
+    let read = std::fs::read(path);
+    let pem = read.map_err(|error| format!("BAE_REDIS_CA cannot be read: {}: {error}", path.display()))?;
+    let one = b"-----BEGIN CERTIFICATE-----";
+    if !pem.windows(one.len()).any(|window| window == one) {
+        return Err(format!("BAE_REDIS_CA holds no certificate in PEM form: {}", path.display()));
+    }
+    Ok(TlsCertificates { client_tls: None, root_cert: Some(pem) })
+}
+
+/// `[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`: the login of the servers in front, that
+/// of the Sentinels behind.
+fn sentinel(rest: &str, tls: bool, certificates: Option<TlsCertificates>) -> RedisResult<SentinelClient> {
+    let form = "sentinel://[user:password@]host:port,…/service[/db][?sentinel=[user:]password]";
+    let wrong = || RedisError::from((ErrorKind::InvalidClientConfig, form));
+    let (rest, own) = rest.split_once("?sentinel=").map_or((rest, None), |(rest, own)| (rest, Some(own)));
+    let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(login, rest)| (Some(login), rest));
+    let (hosts, service) = rest.split_once('/').ok_or_else(wrong)?;
+    let (service, db) = service.split_once('/').map_or((service, None), |(service, db)| (service, Some(db)));
+    let mut sentinels: Vec<ConnectionAddr> = Vec::new();
+    for host in hosts.split(',') {
+        let scheme = if tls { "rediss" } else { "redis" };
+        sentinels.push(format!("{scheme}://{host}").into_connection_info()?.addr().clone());
+    }
+    let mut builder = SentinelClientBuilder::new(sentinels, service, SentinelServerType::Master)?;
+    if let Some(login) = login {
+        let (user, password) = login.split_once(':').ok_or_else(wrong)?;
+        if !user.is_empty() {
+            builder = builder.set_client_to_redis_username(user);
+        }
+        builder = builder.set_client_to_redis_password(password);
+    }
+    if let Some(own) = own {
+        let (user, password) = own.split_once(':').unwrap_or(("", own));
+        if !user.is_empty() {
+            builder = builder.set_client_to_sentinel_username(user);
+        }
+        builder = builder.set_client_to_sentinel_password(password);
+    }
+    if let Some(db) = db {
+        builder = builder.set_client_to_redis_db(db.parse().map_err(|_| wrong())?);
+    }
+    if tls {
+        builder = builder.set_client_to_redis_tls_mode(redis::TlsMode::Secure);
+    }
+    if let Some(certificates) = certificates {
+        builder = builder.set_client_to_sentinel_certificates(certificates.clone());
+        builder = builder.set_client_to_redis_certificates(certificates);
+    }
+    builder.build()
+}
