@@ -276,6 +276,14 @@ impl Lease {
         }
     }
 
+    /// Answers every call that waits on this node: it cannot serve the session just now, another may.
+    pub fn refuse_here(&self, error: &RpcError) {
+        match &self.cluster {
+            Cluster::Local(local) => local.refuse_all(self.session, error),
+            Cluster::Redis(redis) => redis.refuse_here(self.session, error),
+        }
+    }
+
     /// Whether anybody waits.
     pub async fn wanted(&self) -> bool {
         match &self.cluster {

@@ -98,6 +98,16 @@ impl Redis {
             self.call(&self.0.scripts.refuse_all, &self.keys(session), |s| s.arg(frame).arg(each.to_string())).await;
     }
 
+    /// Answers the calls that wait on this node alone.
+    pub(crate) fn refuse_here(&self, session: SessionId, error: &RpcError) {
+        let calls = self.0.desk.with(session, |slot| {
+            let calls: Vec<CallId> = slot.queue.waiting().map(|call| call.id).collect();
+            slot.refuse_waiting(error);
+            calls
+        });
+        calls.unwrap_or_default().into_iter().for_each(|call| self.leave_queue(session, call));
+    }
+
     pub(crate) async fn wanted(&self, session: SessionId) -> bool {
         let waiting: RedisResult<u64> = self.call(&self.0.scripts.waiting, &self.keys(session), |s| s).await;
         match waiting {

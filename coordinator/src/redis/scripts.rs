@@ -4,7 +4,7 @@
 //! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
 //! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`
 //! (the run of the server that nodes met last), `pulse` (a node was here within a lease time), `settling`, `nodes`,
-//! `alive:<node>`, `draining:<node>`, `inbox:<node>`.
+//! `alive:<node>`, `here:<node>` (it has queued a call since it was alive last), `draining:<node>`, `inbox:<node>`.
 //!
 //! What a wipe does: leases, entries and watch sets are made again by their nodes within the time that everything settles;
 //! the database knows every call that has started.
@@ -20,7 +20,7 @@ const KEEP: u32 = 86_400;
 const SHARED: &str = r"
 local function alive(prefix, nodes)
   for node in string.gmatch(nodes or '', '[^,]+') do
-    if redis.call('EXISTS', prefix .. 'alive:' .. node) == 1 then return true end
+    if redis.call('EXISTS', prefix .. 'alive:' .. node, prefix .. 'here:' .. node) > 0 then return true end
   end
   return false
 end
@@ -142,6 +142,8 @@ local call, entry, meta, idem, digest = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV
 local limit, lease, given, wake = tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11]), ARGV[12]
 local offer = ARGV[13]
 local settling = settles(p, lease)
+-- Whoever asks is there, whether or not a heartbeat has said so since its way to Redis was broken.
+if redis.call('EXISTS', p .. 'alive:' .. me) == 0 then redis.call('SET', p .. 'here:' .. me, '1', 'PX', lease) end
 if idem ~= '' then
   local known = redis.call('HGET', s .. 'i', idem)
   if known then

@@ -290,3 +290,22 @@ async fn a_claim_looks_at_the_first_call_alone() {
     cast.nodes[0].freeze(false);
     cast.end().await;
 }
+
+/// A node whose way to Redis was broken accepts calls again before its next heartbeat has said that it is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_accepted_before_the_next_heartbeat_keeps_its_place() {
+    let mut cast = Cast::redis(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    cast.nodes[1].freeze(true);
+    let mut raw = cast.raw().await;
+    let alive: Vec<String> = raw.keys(format!("{}alive:*", cast.prefix)).await.expect("keys");
+    let _: u64 = raw.del(alive).await.expect("deleted");
+    let calls = [cast.message(), cast.message()];
+    let _waiters = [cast.enqueue(1, &calls[0]).await, cast.enqueue(0, &calls[1]).await];
+    for call in &calls {
+        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        lease.tell(call.id, over()).await;
+    }
+    cast.end().await;
+}

@@ -45,10 +45,14 @@ pub(super) async fn serve(app: Arc<App>, lease: Lease) {
             Ok(None) => {}
             Err((held, error)) => {
                 tracing::error!(%session, error = %error, "the session cannot be served just now");
-                held.refuse_all(&RpcError::internal()).await;
+                held.refuse_here(&RpcError::internal());
                 let stop = held.stop.clone();
                 tokio::select! {
-                    () = tokio::time::sleep(RETRY) => lease = held.release().await.err(),
+                    // It may be this node's way to the database alone that is broken.
+                    () = tokio::time::sleep(RETRY) => match app.cluster.is_shared() {
+                        true => held.hand_over(),
+                        false => lease = held.release().await.err(),
+                    },
                     () = stop.cancelled() => {}
                     () = app.stop.cancelled() => {}
                 }
@@ -233,7 +237,9 @@ impl Owner {
             }
             Err(error) => {
                 tracing::error!(session = %self.session, error = %error, "a call could not be started");
-                return self.refuse(call.id, RpcError::internal()).await;
+                self.lease.unclaim(call.id).await;
+                tokio::time::sleep(RETRY).await;
+                return Ended::Reload;
             }
         };
         let deleted = record.deleted;

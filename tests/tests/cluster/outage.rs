@@ -257,6 +257,28 @@ async fn the_owners_database_stalls() {
     }
 }
 
+/// F23: the owner alone loses its way to the database. Callers of other nodes are served by another owner and notice nothing.
+#[tokio::test]
+async fn an_owner_without_a_database() {
+    for mode in [Mode::Cut, Mode::Stall] {
+        let cluster = Plan::default().proxied().start().await;
+        let session = cluster.driver().await;
+        cluster.at(&session, 0).send("warm").await.text();
+        let owner = cluster.owner(&session, 0).await;
+        let asked = cluster.other(&[owner]);
+        cluster.nodes[owner].postgres.as_ref().unwrap().set(mode);
+        for text in ["A", "B"] {
+            assert_eq!(cluster.at(&session, asked).send(text).await.text(), "ok", "{mode:?}");
+        }
+        assert_ne!(cluster.owner(&session, asked).await, owner, "{mode:?}");
+        cluster.nodes[owner].postgres.as_ref().unwrap().set(Mode::Pass);
+        cluster.nodes[owner].ready().await;
+        assert_eq!(cluster.at(&session, owner).send("C").await.text(), "ok", "{mode:?}");
+        let log = cluster.check(&session).await;
+        assert_eq!(log.compare_accepted(&["warm", "A", "B", "C"].map(Accepted::new)), [], "{mode:?}");
+    }
+}
+
 /// F23: Postgres is restarted under load: errors while it is gone, nothing lost of what was answered, nothing twice, and the
 /// nodes recover by themselves.
 #[tokio::test]
