@@ -7,6 +7,7 @@
 mod anywhere;
 mod crashes;
 mod drain;
+mod interleavings;
 mod order;
 mod outage;
 mod resend;
