@@ -8,6 +8,7 @@ mod anywhere;
 mod crashes;
 mod drain;
 mod interleavings;
+mod limits;
 mod order;
 mod outage;
 mod resend;

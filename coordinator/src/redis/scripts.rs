@@ -13,8 +13,9 @@ use redis::Script;
 /// How long a session's keys live after the last touch, in seconds.
 const KEEP: u32 = 86_400;
 
-/// Lua that several scripts share. A world that is not there was emptied; one without a pulse was away from every node for a
-/// lease time. Nothing is taken or popped until owners and callers have made their entries again.
+/// Lua that several scripts share. A world that is not there was emptied; one of another server was a replica's, which may
+/// have missed the newest; one without a pulse was away from every node for a lease time. Nothing is taken or popped until
+/// owners and callers have made their entries again. The first script that reaches such a world notices, whatever it is for.
 const SHARED: &str = r"
 local function alive(prefix, nodes)
   for node in string.gmatch(nodes or '', '[^,]+') do
@@ -62,9 +63,12 @@ local function heir(prefix, s, not_me)
   end
 end
 local function settles(prefix, lease)
-  local emptied = redis.call('EXISTS', prefix .. 'world') == 0
-  if emptied or redis.call('EXISTS', prefix .. 'pulse') == 0 then
-    if emptied then redis.call('SET', prefix .. 'world', '?') end
+  local world = redis.call('GET', prefix .. 'world')
+  local info = redis.pcall('INFO', 'server')
+  local run = type(info) == 'string' and string.match(info, 'run_id:(%x+)')
+  local new = not world or run and world ~= run and world ~= '?'
+  if new or redis.call('EXISTS', prefix .. 'pulse') == 0 then
+    if new then redis.call('SET', prefix .. 'world', run or '?') end
     redis.call('SET', prefix .. 'settling', '1', 'PX', lease)
     redis.call('SET', prefix .. 'pulse', '1', 'PX', lease)
   end
