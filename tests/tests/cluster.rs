@@ -9,6 +9,7 @@ mod crashes;
 mod drain;
 mod interleavings;
 mod limits;
+mod namespaces;
 mod order;
 mod outage;
 mod resend;
