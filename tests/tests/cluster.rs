@@ -14,3 +14,4 @@ mod order;
 mod outage;
 mod resend;
 mod streams;
+mod upgrade;
