@@ -62,6 +62,7 @@ async fn closing(owner_dies: bool) {
     let mcp = Mcp::start("files", Kind::StubbornStdio, &["ls"]).await;
     let mut cluster = Plan::default().mcp(&mcp).start().await;
     let session = cluster.driver().await;
+    assert!(mcp.processes().is_empty(), "only the owner keeps a process for the session");
     let mut subscription = cluster.at(&session, 0).subscribe(None).await;
     cluster.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
     let mut held = mcp.hold(McpOutcome::Text("never sent".to_owned()));
@@ -105,21 +106,25 @@ async fn closing(owner_dies: bool) {
     for node in [0, 3 - dies] {
         cluster.at(&session, node).delete().await.problem(409, "session_closed");
     }
-    if owner_dies {
-        // What the dead node has left ends when nobody speaks to it any more.
-        mcp.hang_up();
-    }
-    poll::until(poll::DEADLINE, "the end of the session's processes", async || {
-        let left = mcp.processes();
-        if left.is_empty() { Ok(()) } else { Err(left) }
-    })
-    .await;
+    // Only the dead owner's, which nobody has told.
+    ends(&mcp, usize::from(owner_dies)).await;
+    mcp.hang_up();
+    ends(&mcp, 0).await;
     let log = cluster.check(&session).await;
     assert_eq!(said(&log), ["running"]);
     assert_eq!(log.types().iter().filter(|kind| *kind == "session.close").count(), 1);
     assert_eq!(log.types().last().unwrap(), "session.close");
     assert!(!log.types().contains(&"session.sandbox.running".to_owned()));
     assert_eq!(log.compare_stream(&tests::client::ids(&closed)), []);
+}
+
+/// Waits until no more than so many of an MCP server's processes are left.
+async fn ends(mcp: &Mcp, left: usize) {
+    poll::until(poll::DEADLINE, "the end of an MCP server's processes", async || {
+        let running = mcp.processes();
+        if running.len() <= left { Ok(()) } else { Err(running) }
+    })
+    .await;
 }
 
 /// When a client acts, before or after another.
@@ -271,6 +276,16 @@ async fn a_compact_reclaims_a_mixed_pause() {
 /// its update arrives. The turn goes on, under the same owner.
 #[tokio::test]
 async fn frozen_between_lease_and_epoch() {
+    between_lease_and_epoch(true).await;
+}
+
+/// S11: it is not frozen, but cut off from both servers.
+#[tokio::test]
+async fn cut_off_between_lease_and_epoch() {
+    between_lease_and_epoch(false).await;
+}
+
+async fn between_lease_and_epoch(frozen: bool) {
     let cluster = Plan::default().proxied().start().await;
     let session = cluster.driver().await;
     let stalls = cluster.nodes[1].postgres.as_ref().unwrap();
@@ -278,7 +293,10 @@ async fn frozen_between_lease_and_epoch() {
     let first = cluster.at(&session, 1).start_send("first").await;
     stalls.stalled().await;
     assert_eq!(cluster.owner(&session, 0).await, 1, "it has the lease");
-    cluster.nodes[1].server.signal("STOP");
+    match frozen {
+        true => cluster.nodes[1].server.signal("STOP"),
+        false => cluster.nodes[1].redis.as_ref().unwrap().set(Mode::Stall),
+    }
     assert_eq!(cluster.log(&session).await.epoch, 0);
     let mut held = cluster.provider.hold(Answer::text("in peace"));
     let second = cluster.at(&session, 2).start_send("second").await;
@@ -288,7 +306,10 @@ async fn frozen_between_lease_and_epoch() {
     assert_ne!(owner, 1);
     assert_eq!((before.epoch, before.phase.as_str()), (1, "running"));
     stalls.set(Mode::Pass);
-    cluster.nodes[1].server.signal("CONT");
+    match frozen {
+        true => cluster.nodes[1].server.signal("CONT"),
+        false => cluster.nodes[1].redis.as_ref().unwrap().set(Mode::Pass),
+    }
     // It serves again, and has tried what it was about to by the time it has taken part in another session's turn.
     cluster.nodes[1].ready().await;
     let elsewhere = cluster.nodes[1].api().open(&cluster.key.secret, &json!({})).await;
