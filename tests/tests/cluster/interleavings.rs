@@ -168,7 +168,7 @@ async fn an_answer_meets_its_deadline() {
                     answer.await.unwrap()
                 }
             };
-            if took_part(&cluster, &session, &round, &answer).await {
+            if was_taken(&cluster, &session, &round, &answer).await {
                 taken += 1;
             } else {
                 reclaimed += 1;
@@ -184,7 +184,7 @@ async fn an_answer_meets_its_deadline() {
 }
 
 /// Whether the answer of this round was taken. If not, the caller's turn has told why.
-async fn took_part(cluster: &Cluster, session: &Session, round: &str, answer: &Outcome) -> bool {
+async fn was_taken(cluster: &Cluster, session: &Session, round: &str, answer: &Outcome) -> bool {
     let idle = |log: &Log| log.phase == "idle" && log.calls.iter().all(|call| call.last.is_some());
     let log = cluster.until(session, poll::DEADLINE, "the round's end", idle).await;
     assert_eq!(log.state, "open", "{round}: {:?}", log.types());
@@ -293,9 +293,11 @@ async fn between_lease_and_epoch(frozen: bool) {
     let first = cluster.at(&session, 1).start_send("first").await;
     stalls.stalled().await;
     assert_eq!(cluster.owner(&session, 0).await, 1, "it has the lease");
-    match frozen {
-        true => cluster.nodes[1].server.signal("STOP"),
-        false => cluster.nodes[1].redis.as_ref().unwrap().set(Mode::Stall),
+    let redis = cluster.nodes[1].redis.as_ref().unwrap();
+    if frozen {
+        cluster.nodes[1].server.signal("STOP");
+    } else {
+        redis.set(Mode::Stall);
     }
     assert_eq!(cluster.log(&session).await.epoch, 0);
     let mut held = cluster.provider.hold(Answer::text("in peace"));
@@ -306,9 +308,10 @@ async fn between_lease_and_epoch(frozen: bool) {
     assert_ne!(owner, 1);
     assert_eq!((before.epoch, before.phase.as_str()), (1, "running"));
     stalls.set(Mode::Pass);
-    match frozen {
-        true => cluster.nodes[1].server.signal("CONT"),
-        false => cluster.nodes[1].redis.as_ref().unwrap().set(Mode::Pass),
+    if frozen {
+        cluster.nodes[1].server.signal("CONT");
+    } else {
+        redis.set(Mode::Pass);
     }
     // It serves again, and has tried what it was about to by the time it has taken part in another session's turn.
     cluster.nodes[1].ready().await;
