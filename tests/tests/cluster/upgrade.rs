@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use tests::checker::Accepted;
-use tests::client::{Frames, Session, ids};
+use tests::client::ids;
 use tests::cluster::{Cluster, Plan, of_type};
 use tests::history::assert_paired;
 use tests::mcp::{Kind, Mcp};
@@ -71,11 +71,6 @@ async fn enter(cluster: &mut Cluster, node: usize, build: Build) {
     );
 }
 
-/// Whoever's stream ended with its node sends again, with its key, to a node that lives.
-async fn again(session: &Session, text: &str, key: &str) -> Frames {
-    session.start_once(text, key).await
-}
-
 /// S15: three old nodes become three new ones, one after the other, under a long turn, a pause, and calls that wait. In the
 /// middle the turn goes from a new node to an old one and back.
 #[tokio::test]
@@ -115,14 +110,14 @@ async fn an_upgrade_under_a_long_turn() {
         turn.go_on(&cluster).await;
         seen.extend(ids(&stream.until_type("mcp.response").await));
     }
-    // Theirs went with their nodes.
+    // Theirs went with their nodes: they are sent again, to nodes that live.
     drop((running, queued, behind));
-    let work = again(&cluster.at(&long, others[0]), "work", "key-work").await;
+    let work = cluster.at(&long, others[0]).start_once("work", "key-work").await;
     let queued = [
-        again(&cluster.at(&long, others[0]), "A", "key-A").await,
-        again(&cluster.at(&long, others[1]), "B", "key-B").await,
+        cluster.at(&long, others[0]).start_once("A", "key-A").await,
+        cluster.at(&long, others[1]).start_once("B", "key-B").await,
     ];
-    let behind = again(&cluster.at(&other, others[1]), "behind", "key-behind").await;
+    let behind = cluster.at(&other, others[1]).start_once("behind", "key-behind").await;
     turn.leave(&mut cluster, owner).await;
     let new = cluster.owner(&long, others[0]).await;
     assert_ne!(new, owner);
@@ -148,10 +143,10 @@ async fn an_upgrade_under_a_long_turn() {
         let event = stream.next().await.expect("another event");
         seen.push(event["params"]["id"].as_str().unwrap_or_else(|| panic!("{event}")).to_owned());
     }
-    let work = again(&cluster.at(&long, idle), "work", "key-work").await;
+    let work = cluster.at(&long, idle).start_once("work", "key-work").await;
     let queued =
-        [again(&cluster.at(&long, idle), "A", "key-A").await, again(&cluster.at(&long, new), "B", "key-B").await];
-    let behind = again(&cluster.at(&other, new), "behind", "key-behind").await;
+        [cluster.at(&long, idle).start_once("A", "key-A").await, cluster.at(&long, new).start_once("B", "key-B").await];
+    let behind = cluster.at(&other, new).start_once("behind", "key-behind").await;
     drop(stream);
     turn.leave(&mut cluster, owner).await;
     enter(&mut cluster, owner, Build::New).await;
