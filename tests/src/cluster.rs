@@ -3,8 +3,12 @@
 //! A test picks the node that each request reaches, finds the owner of a session, and breaks nodes and servers from outside.
 //! What the log says is read from the database, which needs no node.
 
+mod faults;
+mod network;
 mod proxy;
 
+pub use faults::{Lock, TAKES};
+pub use network::Network;
 pub use proxy::{Mode, Proxy};
 
 use crate::admin::{Admin, Key};
@@ -19,6 +23,8 @@ use crate::world::{TOOLS, clock, provider_toml};
 use serde_json::{Value, json};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -37,6 +43,9 @@ pub struct Plan {
     own_redis: bool,
     own_postgres: bool,
     proxied: bool,
+    role: bool,
+    isolated: bool,
+    program: Option<PathBuf>,
 }
 
 impl Default for Plan {
@@ -49,6 +58,9 @@ impl Default for Plan {
             own_redis: false,
             own_postgres: false,
             proxied: false,
+            role: false,
+            isolated: false,
+            program: None,
         }
     }
 }
@@ -97,6 +109,25 @@ impl Plan {
         self
     }
 
+    /// Nodes reach a Postgres of this test's own as a role that can be refused connections.
+    pub fn role(mut self) -> Self {
+        (self.own_postgres, self.role) = (true, true);
+        self
+    }
+
+    /// Node 0 runs in a [`Network`] of its own; it reaches the servers, and the provider is reached by all, at this machine's
+    /// end of the cable.
+    pub fn isolated(mut self) -> Self {
+        self.isolated = true;
+        self
+    }
+
+    /// Another build of the server.
+    pub fn program(mut self, path: PathBuf) -> Self {
+        self.program = Some(path);
+        self
+    }
+
     /// Starts everything.
     pub async fn start(self) -> Cluster {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -110,9 +141,19 @@ impl Plan {
             (redis, postgres, redis_url, postgres_url)
         };
         let (redis, postgres, redis_url, base) = tokio::task::spawn_blocking(servers).await.expect("both servers");
-        admin_sql(&base, &format!("CREATE DATABASE {name}")).await;
+        let network = self.isolated.then(Network::new);
+        let role = self.role.then(|| format!("{name}_nodes"));
+        let mut nodes_base = base.clone();
+        match &role {
+            None => admin_sql(&base, &format!("CREATE DATABASE {name}")).await,
+            Some(role) => {
+                admin_sql(&base, &format!("CREATE ROLE {role} LOGIN")).await;
+                admin_sql(&base, &format!("CREATE DATABASE {name} OWNER {role}")).await;
+                nodes_base = base.replace("//bae@", &format!("//{role}@"));
+            }
+        }
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&format!("{base}/{name}")).expect("a URL");
-        let provider = Provider::start().await;
+        let provider = Provider::start_at(network.as_ref().map_or(Ipv4Addr::LOCALHOST, |network| network.host)).await;
         let model = self.model.clone().unwrap_or_else(|| provider.url());
         let mut config = self.config.toml(&provider_toml("main", "anthropic", &model, ""));
         let mut fallbacks = Vec::new();
@@ -122,16 +163,24 @@ impl Plan {
         }
         let config = config.env("BAE_REDIS_PREFIX", &format!("{name}:")).env("BAE_DATABASE_CONNECTIONS", "5");
         let mut nodes: Vec<Node> = Vec::new();
-        for _ in 0..self.nodes {
+        for number in 0..self.nodes {
+            let network = network.as_ref().filter(|_| number == 0);
             let (mut redis_proxy, mut postgres_proxy) = (None, None);
-            let (mut redis_at, mut postgres_at) = (redis_url.clone(), base.clone());
-            if self.proxied {
-                let (proxy, url) = Proxy::before(&redis_url).await;
+            let (mut redis_at, mut postgres_at) = (redis_url.clone(), nodes_base.clone());
+            if self.proxied || network.is_some() {
+                let at = network.map_or(Ipv4Addr::LOCALHOST, |network| network.host);
+                let (proxy, url) = Proxy::before_at(at, &redis_url).await;
                 (redis_proxy, redis_at) = (Some(proxy), url);
-                let (proxy, url) = Proxy::before(&base).await;
+                let (proxy, url) = Proxy::before_at(at, &nodes_base).await;
                 (postgres_proxy, postgres_at) = (Some(proxy), url);
             }
             let mut server = Server::prepare(config.clone());
+            if let Some(network) = network {
+                server.set_network(&network.name, network.inside);
+            }
+            if let Some(program) = &self.program {
+                server.set_program(program.clone());
+            }
             server.set_env("BAE_DATABASE_URL", &format!("{postgres_at}/{name}"));
             server.set_env("BAE_REDIS_URL", &redis_at);
             if !config.has("BAE_LEASE") {
@@ -151,7 +200,7 @@ impl Plan {
             }))
             .await;
         let key = admin.key("first", &profile).await;
-        Cluster { nodes, provider, profile, key, pool, redis, postgres, base, database: name }
+        Cluster { nodes, provider, profile, key, pool, redis, postgres, network, base, role, database: name }
     }
 }
 
@@ -223,7 +272,10 @@ pub struct Cluster {
     pub redis: Option<Service>,
     /// If this test has its own.
     pub postgres: Option<Service>,
+    /// Node 0's, if it is isolated.
+    pub network: Option<Network>,
     base: String,
+    role: Option<String>,
     database: String,
 }
 

@@ -161,6 +161,17 @@ impl Mcp {
         *self.mind.opened.lock().unwrap()
     }
 
+    /// Stdio: the processes that were started for it and have not ended.
+    pub fn processes(&self) -> Vec<u32> {
+        let address = self.serving.addr().to_string();
+        let runs = |pid: &u32| {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            words.split(|byte| *byte == 0).any(|word| word == address.as_bytes())
+        };
+        let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+        all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(runs).collect()
+    }
+
     /// HTTP: the `authorization` header of the last request.
     pub fn authorization(&self) -> Option<String> {
         self.mind.authorization.lock().unwrap().clone()

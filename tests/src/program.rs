@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 use std::time::SystemTime;
 
 /// The path of a program of this workspace, beside the running test executable; for the server, `$BAESRV` instead if set.
@@ -21,6 +21,20 @@ pub fn program(name: &str) -> PathBuf {
     let path = dir.join(name);
     assert!(path.exists(), "{} is missing: run `cargo build --workspace --bins`", path.display());
     path
+}
+
+/// The server of the version before, which `tests/build-previous` has built or builds now; `$BAESRV_PREVIOUS` instead if set.
+pub fn previous() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let test = std::env::current_exe().expect("the test's own path");
+        let target = test.ancestors().nth(3).expect("target/PROFILE/deps/TEST").join("previous");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("build-previous");
+        let done = Command::new(script).arg(&target).output().expect("tests/build-previous starts");
+        assert!(done.status.success(), "tests/build-previous: {}", String::from_utf8_lossy(&done.stderr));
+        target.join("debug").join("baesrv")
+    };
+    BUILT.get_or_init(|| std::env::var_os("BAESRV_PREVIOUS").map_or_else(build, PathBuf::from)).clone()
 }
 
 fn bring_up_to_date(dir: &Path) {

@@ -7,6 +7,7 @@ use crate::http1::{Conn, Request, Serving, serve};
 use crate::poll::within;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -193,14 +194,18 @@ pub struct Provider {
 impl Provider {
     /// Starts one whose unscripted answer is the text `ok`.
     pub async fn start() -> Self {
+        Self::start_at(Ipv4Addr::LOCALHOST).await
+    }
+
+    /// The same, reached at that address of this machine.
+    pub async fn start_at(address: Ipv4Addr) -> Self {
         let state = Arc::new(State {
             script: Mutex::default(),
             otherwise: Mutex::new(Answer::text("ok")),
             requests: Mutex::default(),
         });
         let shared = state.clone();
-        let serving =
-            serve(([127, 0, 0, 1], 0).into(), move |request, conn| answer(shared.clone(), request, conn)).await;
+        let serving = serve((address, 0).into(), move |request, conn| answer(shared.clone(), request, conn)).await;
         Self { state, serving }
     }
 

@@ -7,6 +7,7 @@
 use crate::poll;
 use crate::ports::Port;
 use crate::program::program;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -57,6 +58,9 @@ pub struct Server {
     config: Config,
     port: Port,
     admin_port: Port,
+    program: Option<PathBuf>,
+    /// The network namespace that it runs in, and its address there.
+    network: Option<(String, Ipv4Addr)>,
     child: Option<Child>,
     http: reqwest::Client,
 }
@@ -80,20 +84,29 @@ impl Server {
         std::fs::write(dir.join("config.toml"), &config.toml).expect("the configuration file");
         // A connection per request: what one test cuts or kills is then never another request's.
         let http = reqwest::Client::builder().pool_max_idle_per_host(0).no_proxy().build().expect("an HTTP client");
-        Self { dir, config, port: Port::reserve(), admin_port: Port::reserve(), child: None, http }
+        let (port, admin_port) = (Port::reserve(), Port::reserve());
+        Self { dir, config, port, admin_port, program: None, network: None, child: None, http }
     }
 
     /// The command that starts the program with this server's configuration.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(program("baesrv"));
+        let program = self.program.clone().unwrap_or_else(|| program("baesrv"));
+        let mut command = match &self.network {
+            None => Command::new(program),
+            Some((name, _)) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", name]).arg(program);
+                command
+            }
+        };
         command
             .arg("serve")
             .args(&self.config.args)
             .current_dir(&self.dir)
             .env_clear()
             .envs(std::env::vars_os().filter(|(name, _)| ["PATH", "HOME", "TMPDIR"].iter().any(|keep| name == keep)))
-            .env("BAE_ADDR", format!("127.0.0.1:{}", self.port.number))
-            .env("BAE_ADMIN_ADDR", format!("127.0.0.1:{}", self.admin_port.number))
+            .env("BAE_ADDR", self.addr())
+            .env("BAE_ADMIN_ADDR", format!("{}:{}", self.host(), self.admin_port.number))
             .env("BAE_DATABASE_URL", format!("sqlite:{}", self.database_path().display()))
             .env("BAE_ADMIN_KEY", ADMIN_KEY)
             .env("BAE_CONFIG", self.dir.join("config.toml"))
@@ -101,6 +114,9 @@ impl Server {
             .env("BAE_LOG", "info")
             .envs(self.config.env.iter().cloned())
             .stdin(Stdio::null());
+        if self.network.is_some() {
+            command.env("BAE_ADMIN_ALLOW_REMOTE", "1");
+        }
         for name in &self.config.unset {
             command.env_remove(name);
         }
@@ -138,17 +154,26 @@ impl Server {
 
     /// The client port's address as a URL.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port.number)
+        format!("http://{}", self.addr())
     }
 
     /// The admin port's address as a URL.
     pub fn admin_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.admin_port.number)
+        format!("http://{}:{}", self.host(), self.admin_port.number)
     }
 
     /// `host:port` of the client port.
     pub fn addr(&self) -> String {
-        format!("127.0.0.1:{}", self.port.number)
+        format!("{}:{}", self.host(), self.port.number)
+    }
+
+    fn host(&self) -> Ipv4Addr {
+        self.network.as_ref().map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address)
+    }
+
+    /// The client port's number.
+    pub fn port(&self) -> u16 {
+        self.port.number
     }
 
     /// A client with a connection per request.
@@ -230,6 +255,21 @@ impl Server {
     /// Replaces the configuration file, for the next start.
     pub fn write_config(&self, toml: &str) {
         std::fs::write(self.dir.join("config.toml"), toml).expect("the configuration file");
+    }
+
+    /// Runs another build of the server from the next start on.
+    pub fn set_program(&mut self, path: PathBuf) {
+        self.program = Some(path);
+    }
+
+    /// Runs the build under test again from the next start on.
+    pub fn unset_program(&mut self) {
+        self.program = None;
+    }
+
+    /// Runs it in a network namespace, at this address of it.
+    pub fn set_network(&mut self, name: &str, address: Ipv4Addr) {
+        self.network = Some((name.to_owned(), address));
     }
 
     /// Leaves an environment variable out.

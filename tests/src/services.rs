@@ -239,7 +239,7 @@ fn as_user(command: &mut Command, user: Option<(u32, u32)>) -> &mut Command {
 }
 
 /// A program of a Debian package, which is installed where it is missing and may be.
-fn program(name: &str, package: &str) -> PathBuf {
+pub(crate) fn program(name: &str, package: &str) -> PathBuf {
     static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     if let Some(path) = find(name) {
         return path;

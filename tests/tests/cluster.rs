@@ -7,7 +7,11 @@
 mod anywhere;
 mod crashes;
 mod drain;
+mod interleavings;
+mod limits;
+mod namespaces;
 mod order;
 mod outage;
 mod resend;
 mod streams;
+mod upgrade;

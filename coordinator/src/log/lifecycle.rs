@@ -179,7 +179,12 @@ impl Log {
         self.db
             .write(
                 move |c| Box::pin(async move { finish_close(c, session, event).await }),
-                move |events: &Vec<Arc<Event>>| feeds.publish(session, events, true, None),
+                move |events: &Vec<Arc<Event>>| {
+                    // Whoever did it tells of the end, and of the event: a stream that learns of the end alone stops before it.
+                    if !events.is_empty() {
+                        feeds.publish(session, events, true, None);
+                    }
+                },
             )
             .await
             .map(drop)

@@ -62,6 +62,7 @@ cases! {
         of_two_that_take_one_wins,
         crash_takeovers_are_counted,
         closing_has_two_steps_and_one_end,
+        a_closing_that_another_finished_ends_no_stream_early,
         a_failed_session_takes_nothing,
         clients_join_and_register,
         an_unknown_session_is_not_found;

@@ -2,11 +2,13 @@
 
 use crate::world::{World, ended, event, going_on, new_session, opening};
 use coordinator::Error;
-use coordinator::log::{Next, Phase, Side, State};
+use coordinator::feed::{Feeds, Reader};
+use coordinator::log::{Log, Next, Phase, Side, State};
 use engine::event::EventType;
 use engine::ids::{EventId, SessionId};
 use engine::outcome::Outcome;
 use engine::turn::Gate;
+use std::sync::Arc;
 
 pub async fn of_two_that_take_one_wins(world: &World) {
     let (session, _) = world.session().await;
@@ -87,6 +89,18 @@ pub async fn closing_has_two_steps_and_one_end(world: &World) {
     assert_eq!(world.log.row(session).await.unwrap().state, State::Closed);
     assert!(world.log.unfinished().await.unwrap().is_empty());
     assert!(matches!(world.free(session, key, report()).await, Err(Error::NotOpen("closed"))));
+}
+
+/// Two nodes finish a closing; the slower one's watchers have not been told of the last event.
+pub async fn a_closing_that_another_finished_ends_no_stream_early(world: &World) {
+    let (session, key) = world.session().await;
+    world.log.begin_close(session, key, "client_close").await.unwrap();
+    let slower = Log::new(world.db.clone(), Arc::new(Feeds::default()));
+    let (reader, row) = Reader::open(&slower, session).await.unwrap();
+    world.log.finish_close(session, EventId(coordinator::fresh_id())).await.unwrap();
+    slower.finish_close(session, EventId(coordinator::fresh_id())).await.expect("does nothing");
+    let head = reader.head();
+    assert!(!head.ended || head.number > row.head, "it ends before session.close: {head:?}");
 }
 
 pub async fn a_failed_session_takes_nothing(world: &World) {
