@@ -32,7 +32,9 @@ pub const TAKEOVER: Duration = Duration::from_secs(5);
 pub struct Plan {
     nodes: usize,
     config: Config,
+    node_env: Vec<(usize, String, String)>,
     mcp_servers: Vec<String>,
+    fallbacks: Vec<String>,
     own_redis: bool,
     own_postgres: bool,
     proxied: bool,
@@ -43,7 +45,9 @@ impl Default for Plan {
         Self {
             nodes: 3,
             config: Config::default(),
+            node_env: Vec::new(),
             mcp_servers: Vec::new(),
+            fallbacks: Vec::new(),
             own_redis: false,
             own_postgres: false,
             proxied: false,
@@ -68,6 +72,31 @@ impl Plan {
     pub fn mcp(mut self, mcp: &Mcp) -> Self {
         self.config = self.config.toml(&mcp.toml());
         self.mcp_servers.push(mcp.name.clone());
+        self
+    }
+
+    /// One more provider, a fallback of the profile.
+    pub fn fallback(mut self, name: &str, provider: &Provider) -> Self {
+        self.config = self.config.toml(&provider_toml(name, "anthropic", &provider.url(), ""));
+        self.fallbacks.push(name.to_owned());
+        self
+    }
+
+    /// Sets the wall clock of one node off, by so many seconds; what measures time that passes is not touched.
+    pub fn clock(mut self, node: usize, off: i32) -> Self {
+        let library = services::faketime().to_str().expect("a path in UTF-8").to_owned();
+        let offset = format!("{off:+}s");
+        for (name, value) in
+            [("LD_PRELOAD", library.as_str()), ("FAKETIME", &offset), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
+        {
+            self.node_env.push((node, name.to_owned(), value.to_owned()));
+        }
+        self
+    }
+
+    /// The soft limit of open files that every node is started with.
+    pub fn soft_files(mut self, limit: u32) -> Self {
+        self.config = self.config.soft_files(limit);
         self
     }
 
@@ -108,7 +137,7 @@ impl Plan {
         let config = self.config.toml(&provider_toml("main", "anthropic", &provider.url(), ""));
         let config = config.env("BAE_REDIS_PREFIX", &format!("{name}:")).env("BAE_DATABASE_CONNECTIONS", "5");
         let mut nodes: Vec<Node> = Vec::new();
-        for _ in 0..self.nodes {
+        for number in 0..self.nodes {
             let (mut redis_proxy, mut postgres_proxy) = (None, None);
             let (mut redis_at, mut postgres_at) = (redis_url.clone(), base.clone());
             if self.proxied {
@@ -123,6 +152,9 @@ impl Plan {
             if !config.has("BAE_LEASE") {
                 server.set_env("BAE_LEASE", &LEASE.as_secs().to_string());
             }
+            for (_, name, value) in self.node_env.iter().filter(|(node, ..)| *node == number) {
+                server.set_env(name, value);
+            }
             nodes.push(Node { server, name: String::new(), redis: redis_proxy, postgres: postgres_proxy });
         }
         // The first finds the cluster empty, so that nothing has to settle before the test begins.
@@ -132,7 +164,8 @@ impl Plan {
         let admin = nodes[0].admin();
         let profile = admin
             .profile(&json!({
-                "name": "main", "primary_provider": "main", "fallback_providers": [], "mcp_servers": self.mcp_servers,
+                "name": "main", "primary_provider": "main", "fallback_providers": self.fallbacks,
+                "mcp_servers": self.mcp_servers,
                 "allowed_tools": TOOLS, "available_sandboxes": [],
             }))
             .await;

@@ -21,6 +21,7 @@ pub struct Config {
     env: Vec<(String, String)>,
     args: Vec<String>,
     unset: Vec<String>,
+    soft_files: Option<u32>,
 }
 
 impl Config {
@@ -40,6 +41,12 @@ impl Config {
     /// Whether this environment variable is set.
     pub fn has(&self, name: &str) -> bool {
         self.env.iter().any(|(n, _)| n == name)
+    }
+
+    /// Starts the program with this soft limit of open files, as a login shell's is.
+    pub fn soft_files(mut self, limit: u32) -> Self {
+        self.soft_files = Some(limit);
+        self
     }
 
     /// Adds a command line argument after `serve`.
@@ -86,6 +93,10 @@ impl Server {
     /// The command that starts the program with this server's configuration.
     pub fn command(&self) -> Command {
         let mut command = Command::new(program("baesrv"));
+        if let Some(limit) = self.config.soft_files {
+            command = Command::new("sh");
+            command.args(["-c", "ulimit -Sn \"$0\" && exec \"$@\"", &limit.to_string()]).arg(program("baesrv"));
+        }
         command
             .arg("serve")
             .args(&self.config.args)

@@ -24,6 +24,9 @@ wait "$server"
 [ "$word" = keep ] || rm -rf "$data"
 "#;
 
+/// Postgres counts what each statement costs, for tests that `CREATE EXTENSION pg_stat_statements`.
+const STATEMENTS: &str = "shared_preload_libraries=pg_stat_statements";
+
 /// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -96,7 +99,9 @@ impl Service {
             Kind::Postgres => {
                 shell.arg("INT").arg(program("postgres", "postgresql")).arg("-D").arg(&self.data);
                 shell.args(["-p", &port, "-k"]).arg(&self.data).args(["-c", "listen_addresses=127.0.0.1"]);
-                for setting in ["max_connections=300", "shared_buffers=64MB", "fsync=off", "log_min_messages=fatal"] {
+                for setting in
+                    ["max_connections=300", "shared_buffers=64MB", "fsync=off", "log_min_messages=fatal", STATEMENTS]
+                {
                     shell.args(["-c", setting]);
                 }
                 as_user(&mut shell, user());
@@ -163,6 +168,14 @@ impl Drop for Service {
         }
         let _ = std::fs::remove_dir_all(&self.data);
     }
+}
+
+/// The library that gives a process another wall clock.
+pub fn faketime() -> PathBuf {
+    program("faketime", "faketime");
+    let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let found = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
+    found.expect("the library of the package faketime")
 }
 
 /// Whom to become: Postgres does not run as root.

@@ -10,4 +10,6 @@ mod drain;
 mod order;
 mod outage;
 mod resend;
+mod sockets;
 mod streams;
+mod subscribers;
