@@ -35,6 +35,7 @@ pub struct Plan {
     node_env: Vec<(usize, String, String)>,
     mcp_servers: Vec<String>,
     fallbacks: Vec<String>,
+    provider: String,
     own_redis: bool,
     own_postgres: bool,
     proxied: bool,
@@ -48,6 +49,7 @@ impl Default for Plan {
             node_env: Vec::new(),
             mcp_servers: Vec::new(),
             fallbacks: Vec::new(),
+            provider: String::new(),
             own_redis: false,
             own_postgres: false,
             proxied: false,
@@ -72,6 +74,12 @@ impl Plan {
     pub fn mcp(mut self, mcp: &Mcp) -> Self {
         self.config = self.config.toml(&mcp.toml());
         self.mcp_servers.push(mcp.name.clone());
+        self
+    }
+
+    /// More keys of the provider's table.
+    pub fn provider(mut self, extra: &str) -> Self {
+        self.provider = extra.to_owned();
         self
     }
 
@@ -134,7 +142,7 @@ impl Plan {
         admin_sql(&base, &format!("CREATE DATABASE {name}")).await;
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&format!("{base}/{name}")).expect("a URL");
         let provider = Provider::start().await;
-        let config = self.config.toml(&provider_toml("main", "anthropic", &provider.url(), ""));
+        let config = self.config.toml(&provider_toml("main", "anthropic", &provider.url(), &self.provider));
         let config = config.env("BAE_REDIS_PREFIX", &format!("{name}:")).env("BAE_DATABASE_CONNECTIONS", "5");
         let mut nodes: Vec<Node> = Vec::new();
         for number in 0..self.nodes {

@@ -5,8 +5,10 @@
 //! After each test the checker reads the whole record.
 
 mod anywhere;
+mod clocks;
 mod crashes;
 mod drain;
+mod history;
 mod order;
 mod outage;
 mod resend;
