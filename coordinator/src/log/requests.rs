@@ -116,8 +116,9 @@ mod tests {
             assert!(requests.newest(session(0)).is_some(), "it is used all the time");
         }
         assert!(requests.newest(session(1)).is_none());
+        let large = request(BYTES / 5);
         for number in 0..10 {
-            requests.keep(session(number), 2, &request(BYTES / 5));
+            requests.keep(session(number), 2, &large);
         }
         let kept = requests.0.lock().expect("no panic");
         let sum: usize = kept.sessions.values().map(|entry| entry.bytes).sum();

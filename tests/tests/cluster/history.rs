@@ -39,7 +39,7 @@ async fn whatever_comes_between() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
     let spare = Provider::start().await;
     let plan = Plan::default().mcp(&mcp).fallback("spare", &spare);
-    let mut cluster = plan.env("BAE_TURN_TIMEOUT", "4").env("BAE_MCP_TIMEOUT", "1").start().await;
+    let mut cluster = plan.env("BAE_TURN_TIMEOUT", "4").env("BAE_MCP_TIMEOUT", "3").start().await;
     let session = cluster.driver().await;
     cluster.at(&session, 0).send("warm").await.text();
 
