@@ -58,12 +58,7 @@ impl Shown {
 
     /// Bytes it takes as a frame, about.
     pub fn size(&self) -> usize {
-        match &self.event.event.payload {
-            Payload::Json(raw) => raw.get().len(),
-            Payload::Request(request) => {
-                request.tools.get().len() + request.messages.iter().map(|m| m.content.get().len() + 32).sum::<usize>()
-            }
-        }
+        size(&self.event)
     }
 
     /// Bytes it holds by being remembered: a request shares its messages with the session's history.
@@ -75,6 +70,16 @@ impl Shown {
     }
 }
 
+/// Bytes that an event takes as a frame, about.
+pub(crate) fn size(event: &Event) -> usize {
+    match &event.event.payload {
+        Payload::Json(raw) => raw.get().len(),
+        Payload::Request(request) => {
+            request.tools.get().len() + request.messages.iter().map(|m| m.content.get().len() + 32).sum::<usize>()
+        }
+    }
+}
+
 #[derive(Default)]
 struct Recent {
     /// By number. Writers of several connections or nodes may tell of their events in another order.
@@ -82,6 +87,8 @@ struct Recent {
     bytes: usize,
     /// The newest number that was forgotten.
     forgotten: u64,
+    /// Bytes of events that are in the database alone, by the number of the last of each append.
+    left_out: BTreeMap<u64, usize>,
 }
 
 impl Recent {
@@ -98,6 +105,14 @@ impl Recent {
         }
     }
 
+    /// Notes the size of events that stay in the database, up to that number.
+    fn leave_out(&mut self, number: u64, bytes: usize) {
+        self.left_out.insert(number, bytes);
+        if self.left_out.len() > RECENT_EVENTS {
+            self.left_out.pop_first();
+        }
+    }
+
     /// What follows that number, as far as it is here without a hole.
     fn after(&self, seen: u64) -> Option<Vec<Arc<Shown>>> {
         let next = self.events.range(seen + 1..).zip(seen + 1..);
@@ -111,7 +126,8 @@ impl Recent {
         if number < self.forgotten {
             return usize::MAX;
         }
-        self.events.range(number + 1..).map(|(_, shown)| shown.size()).sum()
+        let here: usize = self.events.range(number + 1..).map(|(_, shown)| shown.size()).sum();
+        here + self.left_out.range(number + 1..).map(|(_, bytes)| bytes).sum::<usize>()
     }
 }
 
@@ -165,19 +181,30 @@ impl Feeds {
 
     /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
     pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool, outcome: Option<Outcome>) {
-        self.publish_here(session, events, events.last().map_or(0, |event| event.number), ended);
+        self.publish_here(session, events, 0, events.last().map_or(0, |event| event.number), ended);
         if let Some(others) = self.others.get().and_then(crate::redis::Weak::upgrade) {
             others.publish(Committed::new(session, events, ended, outcome));
         }
     }
 
-    /// Tells the readers here. What comes from other nodes comes in no order: readers go by the numbers.
-    pub(crate) fn publish_here(&self, session: SessionId, events: &[Arc<Event>], head: u64, ended: bool) {
+    /// Tells the readers here. What comes from other nodes comes in no order, and large events stay in the database: readers go
+    /// by the numbers.
+    pub(crate) fn publish_here(
+        &self,
+        session: SessionId,
+        events: &[Arc<Event>],
+        left_out: usize,
+        head: u64,
+        ended: bool,
+    ) {
         let Some(feed) = self.live(session) else { return };
         {
             let mut recent = locked(&feed.recent);
             for event in events {
                 recent.push(Arc::new(Shown::new(Arc::clone(event))));
+            }
+            if left_out > 0 {
+                recent.leave_out(head, left_out);
             }
         }
         feed.advance(head, ended);
@@ -278,7 +305,7 @@ impl Reader {
         Ok(events)
     }
 
-    /// Bytes of what was told after that number; without bound where the feed has forgotten some of it.
+    /// Bytes of what was told after that number, also of what stayed in the database; without bound where the feed has forgotten some of it.
     pub fn size_after(&self, number: u64) -> usize {
         if number >= self.head().number {
             return 0;
@@ -337,5 +364,14 @@ mod tests {
         recent.push(Arc::new(Shown::new(event(RECENT_EVENTS as u64 + 3, RECENT_BYTES + 1))));
         assert_eq!((recent.events.len(), recent.bytes), (0, 0), "one that is too large alone");
         assert_eq!(recent.size_after(RECENT_EVENTS as u64 + 2), usize::MAX);
+    }
+
+    #[test]
+    fn what_stays_in_the_database_counts_for_a_lag() {
+        let mut recent = told(&[11, 14]);
+        recent.leave_out(13, 5000);
+        assert_eq!((recent.size_after(10), recent.size_after(12), recent.size_after(13)), (5200, 5100, 100));
+        (20..1000).for_each(|number| recent.leave_out(number, 1));
+        assert_eq!((recent.left_out.len(), recent.size_after(900)), (RECENT_EVENTS, 99));
     }
 }

@@ -10,6 +10,7 @@ mod beat;
 mod calls;
 mod lifecycle;
 mod read;
+mod requests;
 mod sessions;
 
 pub(crate) use append::refusal;
@@ -29,12 +30,13 @@ use std::sync::Arc;
 pub struct Log {
     db: Db,
     feeds: Arc<Feeds>,
+    requests: Arc<requests::Requests>,
 }
 
 impl Log {
     /// The log in this database, telling these feeds what is committed.
     pub fn new(db: Db, feeds: Arc<Feeds>) -> Self {
-        Self { db, feeds }
+        Self { db, feeds, requests: Arc::default() }
     }
 
     /// The live feeds of the sessions that somebody watches here.

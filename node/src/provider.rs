@@ -11,7 +11,7 @@ use engine::provider::{Entry, Wire};
 use engine::request::Request;
 use engine::turn::Reply;
 use futures_util::StreamExt;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,7 +102,8 @@ impl Providers {
         let response =
             self.http.post(url).headers(headers.clone()).body(body).send().await.map_err(|e| lost(None, e))?;
         let status = response.status();
-        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| wait(value, SystemTime::now()));
+        let retry_after =
+            response.headers().get(RETRY_AFTER).and_then(|value| wait(value, response.headers().get(DATE)));
         let mut bytes = Vec::new();
         let mut chunks = response.bytes_stream();
         while let Some(chunk) = chunks.next().await {
@@ -167,12 +168,15 @@ fn headers(wire: Wire, token: &SecretString) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// What `retry-after` asks for: seconds, or a date.
-fn wait(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
-    let text = value.to_str().ok()?.trim();
-    match text.parse::<f64>() {
+/// What `retry-after` asks for: seconds, or a date, which is one of the provider's clock as its `date` shows it.
+fn wait(value: &HeaderValue, date: Option<&HeaderValue>) -> Option<Duration> {
+    let parse = |value: &HeaderValue| httpdate::parse_http_date(value.to_str().ok()?.trim()).ok();
+    match value.to_str().ok()?.trim().parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-        Err(_) => httpdate::parse_http_date(text).ok().map(|date| date.duration_since(now).unwrap_or_default()),
+        Err(_) => {
+            let now = date.and_then(parse).unwrap_or_else(SystemTime::now);
+            Some(parse(value)?.duration_since(now).unwrap_or_default())
+        }
     }
 }
 
@@ -182,12 +186,14 @@ mod tests {
 
     #[test]
     fn retry_after_is_seconds_or_a_date() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_770);
-        let wait = |text: &'static str| wait(&HeaderValue::from_static(text), now);
+        let date = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:30 GMT");
+        let wait = |text: &'static str| wait(&HeaderValue::from_static(text), Some(&date));
         assert_eq!(wait("3"), Some(Duration::from_secs(3)));
         assert_eq!(wait("0.5"), Some(Duration::from_millis(500)));
         assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::from_secs(7)));
         assert_eq!(wait("-1"), None);
         assert_eq!(wait("soon"), None);
+        let past = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(super::wait(&past, None), Some(Duration::ZERO));
     }
 }

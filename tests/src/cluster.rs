@@ -38,8 +38,11 @@ pub const TAKEOVER: Duration = Duration::from_secs(5);
 pub struct Plan {
     nodes: usize,
     config: Config,
+    node_env: Vec<(usize, String, String)>,
     mcp_servers: Vec<String>,
     model: Option<String>,
+    fallbacks: Vec<String>,
+    provider: String,
     own_redis: bool,
     own_postgres: bool,
     proxied: bool,
@@ -53,8 +56,11 @@ impl Default for Plan {
         Self {
             nodes: 3,
             config: Config::default(),
+            node_env: Vec::new(),
             mcp_servers: Vec::new(),
             model: None,
+            fallbacks: Vec::new(),
+            provider: String::new(),
             own_redis: false,
             own_postgres: false,
             proxied: false,
@@ -88,6 +94,37 @@ impl Plan {
     /// A model of the test's own at this URL, as the provider `main` and its fallback `second`.
     pub fn model(mut self, url: &str) -> Self {
         self.model = Some(url.to_owned());
+        self
+    }
+
+    /// More keys of the provider's table.
+    pub fn provider(mut self, extra: &str) -> Self {
+        self.provider = extra.to_owned();
+        self
+    }
+
+    /// One more provider, a fallback of the profile.
+    pub fn fallback(mut self, name: &str, provider: &Provider) -> Self {
+        self.config = self.config.toml(&provider_toml(name, "anthropic", &provider.url(), ""));
+        self.fallbacks.push(name.to_owned());
+        self
+    }
+
+    /// Sets the wall clock of one node off, by so many seconds; what measures time that passes is not touched.
+    pub fn clock(mut self, node: usize, off: i32) -> Self {
+        let library = services::faketime().to_str().expect("a path in UTF-8").to_owned();
+        let offset = format!("{off:+}s");
+        for (name, value) in
+            [("LD_PRELOAD", library.as_str()), ("FAKETIME", &offset), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
+        {
+            self.node_env.push((node, name.to_owned(), value.to_owned()));
+        }
+        self
+    }
+
+    /// The soft limit of open files that every node is started with.
+    pub fn soft_files(mut self, limit: u32) -> Self {
+        self.config = self.config.soft_files(limit);
         self
     }
 
@@ -155,11 +192,11 @@ impl Plan {
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&format!("{base}/{name}")).expect("a URL");
         let provider = Provider::start_at(network.as_ref().map_or(Ipv4Addr::LOCALHOST, |network| network.host)).await;
         let model = self.model.clone().unwrap_or_else(|| provider.url());
-        let mut config = self.config.toml(&provider_toml("main", "anthropic", &model, ""));
-        let mut fallbacks = Vec::new();
+        let mut config = self.config.toml(&provider_toml("main", "anthropic", &model, &self.provider));
+        let mut fallbacks = self.fallbacks;
         if self.model.is_some() {
             config = config.toml(&provider_toml("second", "anthropic", &model, ""));
-            fallbacks.push("second");
+            fallbacks.push("second".to_owned());
         }
         let config = config.env("BAE_REDIS_PREFIX", &format!("{name}:")).env("BAE_DATABASE_CONNECTIONS", "5");
         let mut nodes: Vec<Node> = Vec::new();
@@ -186,6 +223,9 @@ impl Plan {
             if !config.has("BAE_LEASE") {
                 server.set_env("BAE_LEASE", &LEASE.as_secs().to_string());
             }
+            for (_, name, value) in self.node_env.iter().filter(|(node, ..)| *node == number) {
+                server.set_env(name, value);
+            }
             nodes.push(Node { server, name: String::new(), redis: redis_proxy, postgres: postgres_proxy });
         }
         // The first finds the cluster empty, so that nothing has to settle before the test begins.
@@ -195,7 +235,8 @@ impl Plan {
         let admin = nodes[0].admin();
         let profile = admin
             .profile(&json!({
-                "name": "main", "primary_provider": "main", "fallback_providers": fallbacks, "mcp_servers": self.mcp_servers,
+                "name": "main", "primary_provider": "main", "fallback_providers": fallbacks,
+                "mcp_servers": self.mcp_servers,
                 "allowed_tools": TOOLS, "available_sandboxes": [],
             }))
             .await;

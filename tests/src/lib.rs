@@ -10,6 +10,7 @@ pub mod checker;
 pub mod client;
 pub mod cluster;
 pub mod database;
+pub mod files;
 pub mod history;
 pub mod http1;
 pub mod log;

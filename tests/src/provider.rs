@@ -23,6 +23,8 @@ pub enum Answer {
     HangUp,
     /// Announces a longer body than it sends, then hangs up.
     CutBody,
+    /// A well-formed answer of these blocks, but its last byte never comes.
+    CutMessage(Vec<Value>),
     /// Sends the head and then a byte every 100 ms for as long as anyone listens.
     Drip,
 }
@@ -122,6 +124,15 @@ impl Answer {
                     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"id\":\"msg",
                 )
                 .await;
+            }
+            Self::CutMessage(blocks) => {
+                let body = message(model, &blocks, Stop::ToolUse, Some((10, 5))).to_string();
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                    body.len()
+                );
+                conn.write(head.as_bytes()).await;
+                conn.write(&body.as_bytes()[..body.len() - 1]).await;
             }
             Self::Drip => {
                 conn.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")

@@ -22,6 +22,7 @@ pub struct Config {
     env: Vec<(String, String)>,
     args: Vec<String>,
     unset: Vec<String>,
+    soft_files: Option<u32>,
 }
 
 impl Config {
@@ -41,6 +42,12 @@ impl Config {
     /// Whether this environment variable is set.
     pub fn has(&self, name: &str) -> bool {
         self.env.iter().any(|(n, _)| n == name)
+    }
+
+    /// Starts the program with this soft limit of open files, as a login shell's is.
+    pub fn soft_files(mut self, limit: u32) -> Self {
+        self.soft_files = Some(limit);
+        self
     }
 
     /// Adds a command line argument after `serve`.
@@ -91,13 +98,18 @@ impl Server {
     /// The command that starts the program with this server's configuration.
     pub fn command(&self) -> Command {
         let program = self.program.clone().unwrap_or_else(|| program("baesrv"));
-        let mut command = match &self.network {
-            None => Command::new(program),
-            Some((name, _)) => {
+        let mut command = match (&self.network, self.config.soft_files) {
+            (Some((name, _)), _) => {
                 let mut command = Command::new("ip");
                 command.args(["netns", "exec", name]).arg(program);
                 command
             }
+            (None, Some(limit)) => {
+                let mut command = Command::new("sh");
+                command.args(["-c", "ulimit -Sn \"$0\" && exec \"$@\"", &limit.to_string()]).arg(program);
+                command
+            }
+            (None, None) => Command::new(program),
         };
         command
             .arg("serve")

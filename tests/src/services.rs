@@ -28,6 +28,9 @@ wait "$server"
 [ "$word" = keep ] || rm -rf "$data"
 "#;
 
+/// Postgres counts what each statement costs, for tests that `CREATE EXTENSION pg_stat_statements`.
+const STATEMENTS: &str = "shared_preload_libraries=pg_stat_statements";
+
 /// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -86,7 +89,8 @@ impl Service {
         let done = as_user(init.arg(&service.data), user()).current_dir("/").output().expect("initdb");
         assert!(done.status.success(), "initdb: {}", String::from_utf8_lossy(&done.stderr));
         let fsync = format!("fsync={}", given("BAE_TEST_POSTGRES_FSYNC").unwrap_or_else(|| "off".into()));
-        let ours = ["listen_addresses='127.0.0.1'", "shared_buffers=64MB", "log_min_messages=fatal", &fsync];
+        let ours =
+            ["listen_addresses='127.0.0.1'", "shared_buffers=64MB", "log_min_messages=fatal", STATEMENTS, &fsync];
         // Later lines of the file win.
         service.configure("postgresql.conf", &[&ours, settings].concat().join("\n"));
         service.run();
@@ -214,6 +218,14 @@ impl Drop for Service {
         }
         let _ = std::fs::remove_dir_all(&self.data);
     }
+}
+
+/// The library that gives a process another wall clock.
+pub fn faketime() -> PathBuf {
+    program("faketime", "faketime");
+    let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let found = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
+    found.expect("the library of the package faketime")
 }
 
 /// Whom to become: Postgres does not run as root.

@@ -5,13 +5,17 @@
 //! After each test the checker reads the whole record.
 
 mod anywhere;
+mod clocks;
 mod crashes;
 mod drain;
+mod history;
 mod interleavings;
 mod limits;
 mod namespaces;
 mod order;
 mod outage;
 mod resend;
+mod sockets;
 mod streams;
+mod subscribers;
 mod upgrade;

@@ -1,6 +1,6 @@
 //! Reading: pages of events by number, with every `provider.request` whole, and the fold of a session.
 
-use super::{Id, Log};
+use super::{Id, Log, requests};
 use crate::Error;
 use crate::sql::{Row, Sql, sql};
 use engine::event::{Event, NewEvent, Payload};
@@ -47,6 +47,16 @@ pub struct Page {
     pub cut: bool,
 }
 
+/// A whole request that helps to read the next one.
+enum Before {
+    /// None does.
+    Nothing,
+    /// It is the one stored just before.
+    Just(Arc<Request>),
+    /// One of the session, with its number: others may stand between.
+    Some(requests::Read),
+}
+
 impl From<Unreadable> for Error {
     fn from(error: Unreadable) -> Self {
         Error::Unreadable(error.to_string())
@@ -59,16 +69,19 @@ impl Log {
     /// # Errors
     /// The database's.
     pub async fn page(&self, session: SessionId, after: u64, limit: u32) -> Result<Page, Error> {
-        self.page_from(session, after, limit, None).await
+        let before = self.requests.newest(session).map_or(Before::Nothing, Before::Some);
+        let page = self.page_from(session, after, limit, before).await?;
+        let newest = page.events.iter().rev().find_map(|event| match &event.event.payload {
+            Payload::Request(request) => Some((event.number, request)),
+            Payload::Json(_) => None,
+        });
+        if let Some((number, request)) = newest {
+            self.requests.keep(session, number, request);
+        }
+        Ok(page)
     }
 
-    async fn page_from(
-        &self,
-        session: SessionId,
-        after: u64,
-        limit: u32,
-        mut known: Option<Arc<Request>>,
-    ) -> Result<Page, Error> {
+    async fn page_from(&self, session: SessionId, after: u64, limit: u32, mut before: Before) -> Result<Page, Error> {
         let mut stored = Vec::new();
         let (mut bytes, mut cut) = (0, false);
         {
@@ -88,32 +101,40 @@ impl Log {
         let mut events = Vec::with_capacity(stored.len());
         for (mut event, request) in stored {
             if let Some(text) = request {
-                let request = Arc::new(self.whole(session, event.number, &text, known.as_deref()).await?);
+                let request = self.whole(session, event.number, &text, &before).await?;
                 event.event.payload = Payload::Request(Arc::clone(&request));
-                known = Some(request);
+                before = Before::Just(request);
             }
             events.push(Arc::new(event));
         }
         Ok(Page { events, cut })
     }
 
-    /// The request whose stored form stands in event `number`; `before` is the one stored before it, if that is at hand.
+    /// The request whose stored form stands in event `number`.
     async fn whole(
         &self,
         session: SessionId,
         number: u64,
         stored: &str,
-        before: Option<&Request>,
-    ) -> Result<Request, Error> {
-        let (root, None) = (Request::root(stored)?, before) else { return Ok(Request::load(stored, before)?) };
-        let Some(root) = root else { return Ok(Request::load(stored, None)?) };
-        let chain = self.db.read(&CHAIN).bind(session.0.as_slice()).bind(root as i64).bind(number as i64);
+        before: &Before,
+    ) -> Result<Arc<Request>, Error> {
+        let known = match before {
+            Before::Just(request) => return Ok(Arc::new(Request::load(stored, Some(request))?)),
+            Before::Some((known, request)) if *known == number => return Ok(Arc::clone(request)),
+            Before::Some(known) => Some(known),
+            Before::Nothing => None,
+        };
+        let Some(root) = Request::root(stored)? else { return Ok(Arc::new(Request::load(stored, None)?)) };
+        let (first, mut last) = match known {
+            Some((known, request)) if (root..number).contains(known) => (known + 1, Some(Arc::clone(request))),
+            _ => (root, None),
+        };
+        let chain = self.db.read(&CHAIN).bind(session.0.as_slice()).bind(first as i64).bind(number as i64);
         let mut rows = chain.rows().await?;
-        let mut before: Option<Request> = None;
         while let Some(row) = rows.next().await? {
-            before = Some(Request::load(row.get("payload")?, before.as_ref())?);
+            last = Some(Arc::new(Request::load(row.get("payload")?, last.as_deref())?));
         }
-        Ok(Request::load(stored, before.as_ref())?)
+        Ok(Arc::new(Request::load(stored, last.as_deref())?))
     }
 
     /// The number of the event, if it is in this session's log.
@@ -139,8 +160,8 @@ impl Log {
         let mut turn = Turn::new(usage);
         let mut after = start.saturating_sub(1);
         loop {
-            let known = turn.chain().map(|chain| Arc::clone(&chain.last));
-            let page = self.page_from(session, after, FOLD_PAGE, known).await?;
+            let before = turn.chain().map_or(Before::Nothing, |chain| Before::Just(Arc::clone(&chain.last)));
+            let page = self.page_from(session, after, FOLD_PAGE, before).await?;
             let Some(last) = page.events.last() else { return Ok(turn) };
             after = last.number;
             for event in &page.events {

@@ -1,6 +1,7 @@
 //! What nodes write into each other's inboxes. Each frame carries its version; one that is newer is left alone, because
 //! everything here is a hint that the database can replace.
 
+use crate::feed::size;
 use engine::event::{Event, EventType, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json::Raw;
@@ -54,6 +55,9 @@ pub(crate) struct Committed {
     pub outcome: Option<Outcome>,
     /// The events, unless one is large.
     pub events: Vec<Sent>,
+    /// Bytes of the events that do not travel, as frames.
+    #[serde(default)]
+    pub left_out: usize,
 }
 
 /// An event on its way.
@@ -86,6 +90,7 @@ impl Frame {
 impl Committed {
     pub fn new(session: SessionId, events: &[Arc<Event>], over: bool, outcome: Option<Outcome>) -> Self {
         let sent: Option<Vec<Sent>> = events.iter().map(|event| Sent::new(event)).collect();
+        let left_out = if sent.is_none() { events.iter().map(|event| size(event)).sum() } else { 0 };
         Self {
             session,
             head: events.last().map_or(0, |event| event.number),
@@ -93,6 +98,7 @@ impl Committed {
             call: events.last().and_then(|event| event.call),
             outcome,
             events: sent.unwrap_or_default(),
+            left_out,
         }
     }
 

@@ -120,6 +120,23 @@ pub async fn requests_are_whole(world: &World) {
         let page = world.log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
         assert_eq!(shown(&page.events), std::slice::from_ref(whole), "read alone");
     }
+    // Whatever was read before, in this process: nothing, an earlier one, the same, a later one, one of another chain.
+    for first in 0..sent.len() {
+        for second in 0..sent.len() {
+            let log = Log::new(world.db.clone(), Arc::default());
+            for index in [first, second] {
+                let page = log.page(session, 2 + 2 * index as u64, 100).await.unwrap();
+                assert_eq!(shown(&page.events), whole[index..], "from {index} on, {first} before");
+                let page = log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+                assert_eq!(shown(&page.events), whole[index..=index], "{index} alone, {first} before");
+            }
+            let log = Log::new(world.db.clone(), Arc::default());
+            for index in [first, second, first] {
+                let page = log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+                assert_eq!(shown(&page.events), whole[index..=index], "{first}, {second}, {first}: {index}");
+            }
+        }
+    }
 }
 
 pub async fn a_session_is_folded_from_its_compaction(world: &World) {

@@ -8,7 +8,7 @@ mod banner;
 mod nodes;
 mod services;
 
-use super::serve::{bind, given};
+use super::serve::{allow_open_files, bind, given};
 use super::{Failure, print, signals};
 use crate::admin::key;
 use crate::app;
@@ -91,6 +91,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     }
     let mut config = Config::load(&flags, environment)?;
     logging::start(&config);
+    allow_open_files();
     let stop = signals::stop()?;
     let ports = bind(&config).await?;
     let addresses = banner::Addresses::of(&ports)?;

@@ -93,6 +93,7 @@ impl Args {
 pub(super) async fn serve(args: Args) -> Result<(), Failure> {
     let config = Config::load(&args.flags(), Arc::new(Process))?;
     logging::start(&config);
+    allow_open_files();
     let stop = signals::stop()?;
     let ports = bind(&config).await?;
     let db = open(&config).await?;
@@ -107,6 +108,14 @@ pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     db.close().await;
     tracing::info!(database = %config.database, "the schema is up to date");
     Ok(())
+}
+
+/// Every stream takes an open file, and a login shell's limit is 1024: takes as many as the system allows.
+pub(super) fn allow_open_files() {
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(error = %error, "the limit of open files could not be raised"),
+    }
 }
 
 /// Opens the database. A node without Redis is alone: a second one on the same database is refused.
