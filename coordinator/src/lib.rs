@@ -25,3 +25,7 @@ pub use postgres::PostgresSettings;
 pub fn fresh_id() -> [u8; 16] {
     uuid::Uuid::now_v7().into_bytes()
 }
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

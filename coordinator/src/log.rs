@@ -49,6 +49,8 @@ impl Log {
 trait Id: Sized {
     fn of(bytes: [u8; 16]) -> Self;
 
+    fn bytes(&self) -> &[u8; 16];
+
     /// The column, which must hold 16 bytes.
     fn read(row: &crate::sql::Row, column: &str) -> Result<Self, Error> {
         Self::maybe(row, column)?.ok_or_else(|| Error::Unreadable(format!("{column} is null")))
@@ -63,11 +65,21 @@ trait Id: Sized {
     }
 }
 
+/// Ids as a statement takes many of them: a JSON list of hexadecimal texts.
+fn hex_list(ids: &[impl Id]) -> String {
+    let texts: Vec<String> = ids.iter().map(|id| crate::hex(id.bytes())).collect();
+    engine::json::encode(&texts).get().to_owned()
+}
+
 macro_rules! ids {
     ($($name:ident)*) => {
         $(impl Id for $name {
             fn of(bytes: [u8; 16]) -> Self {
                 Self(bytes)
+            }
+
+            fn bytes(&self) -> &[u8; 16] {
+                &self.0
             }
         })*
     };

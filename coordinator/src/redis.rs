@@ -111,7 +111,7 @@ impl Redis {
             link,
             scripts: Scripts::new(),
             settings,
-            node: hex(&crate::fresh_id()),
+            node: crate::hex(&crate::fresh_id()),
             log,
             leases: Mutex::default(),
             releasing: Mutex::default(),
@@ -158,10 +158,6 @@ impl Weak {
     pub fn upgrade(&self) -> Option<Redis> {
         self.0.upgrade().map(Redis)
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn away(error: redis::RedisError) -> Error {

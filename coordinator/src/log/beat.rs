@@ -6,8 +6,8 @@ use crate::sql::{Sql, sql};
 use engine::ids::SessionId;
 use std::time::Duration;
 
-/// Sessions of one comparison.
-const BATCH: usize = 500;
+/// Sessions, or calls, of one comparison.
+pub(super) const BATCH: usize = 500;
 
 const BEAT: Sql = sql!(
     "INSERT INTO cluster (one, beat_at) VALUES (1, ",
@@ -46,10 +46,7 @@ impl Log {
     /// The database's.
     pub(crate) async fn reconcile(&self, sessions: &[SessionId]) -> Result<(), Error> {
         for batch in sessions.chunks(BATCH) {
-            let ids: Vec<String> =
-                batch.iter().map(|session| session.to_string().split_off(SessionId::PREFIX.len())).collect();
-            let ids = engine::json::encode(&ids).get().to_owned();
-            for row in self.db.read(&HEADS).bind(ids).all().await? {
+            for row in self.db.read(&HEADS).bind(super::hex_list(batch)).all().await? {
                 let (head, state): (i64, &str) = (row.get("head")?, row.get("state")?);
                 let ended = matches!(State::parse(state)?, State::Closed | State::Error);
                 self.feeds.advance(SessionId::read(&row, "id")?, head as u64, ended);

@@ -1,10 +1,12 @@
 //! Calls that have started: what a retry with an idempotency key finds, and how each ended.
 
+use super::beat::BATCH;
 use super::{Id, Log, read_json};
 use crate::Error;
 use crate::sql::{Row, Sql, sql};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
+use std::collections::HashSet;
 
 /// What is recorded of a call.
 #[derive(Debug, Clone)]
@@ -37,7 +39,26 @@ const BY_KEY: Sql = sql!(
 );
 const BY_ID: Sql = sql!("SELECT id, params_digest, first_event, last_event, outcome FROM calls WHERE id = $1");
 
+const STARTED: Sql = Sql {
+    sqlite: "SELECT id FROM calls WHERE id IN (SELECT unhex(value) FROM json_each($1))",
+    postgres: "SELECT id FROM calls WHERE id IN (SELECT decode(value, 'hex') FROM json_array_elements_text($1::json))",
+};
+
 impl Log {
+    /// Those of these calls that have started.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(crate) async fn started(&self, calls: &[CallId]) -> Result<HashSet<CallId>, Error> {
+        let mut started = HashSet::new();
+        for batch in calls.chunks(BATCH) {
+            for row in self.db.read(&STARTED).bind(super::hex_list(batch)).all().await? {
+                started.insert(CallId::read(&row, "id")?);
+            }
+        }
+        Ok(started)
+    }
+
     /// The call that an idempotency key names.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! on its way is taken back.
 
 use super::errands::Chore;
-use super::{Frame, RETRY, Redis, hex, locked};
+use super::{Frame, RETRY, Redis, locked};
 use crate::cluster::Progress;
 use crate::desk::Slot;
 use crate::queue::{Call, Rejected};
@@ -75,7 +75,7 @@ impl Redis {
             Opening::Compact(_) => "compact",
         };
         let (name, digest) = match &call.idempotency {
-            Some((name, digest)) => (format!("{}|{name}", call.key), hex(digest)),
+            Some((name, digest)) => (format!("{}|{name}", call.key), crate::hex(digest)),
             None => (String::new(), String::new()),
         };
         let meta = format!("{method}|{}|{name}", call.key);

@@ -84,6 +84,8 @@ pub(super) struct Scripts {
     pub enqueue: Script,
     /// gate (`free`, `held`, `expired`), owner key, lease ms → status, then a call and its entry, or calls.
     pub claim: Script,
+    /// for each call its session's keys' prefix and its id → which, from 0 on, are not queued as this node's.
+    pub unknown: Script,
     /// call → whether it was dropped.
     pub unclaim: Script,
     /// call.
@@ -233,6 +235,18 @@ if not call then return {'wait'} end
 redis.call('HSET', s .. 'k', call, me)
 keep()
 return {'run', call, redis.call('HGET', s .. 'c', call)}
+",
+            ),
+            unknown: script(
+                r"
+local unknown = {}
+for i = 4, #ARGV, 2 do
+  local nodes = redis.call('HGET', ARGV[i] .. 'n', ARGV[i + 1])
+  if not (nodes and string.find(nodes, me, 1, true) and redis.call('ZSCORE', ARGV[i] .. 'q', ARGV[i + 1])) then
+    unknown[#unknown + 1] = (i - 4) / 2
+  end
+end
+return unknown
 ",
             ),
             unclaim: script(

@@ -4,10 +4,12 @@
 use super::errands::{Chore, Chores, News, WATCH};
 use super::{Frame, Redis, locked};
 use crate::cluster::{Progress, Signal};
-use engine::ids::SessionId;
+use crate::queue::Call;
+use engine::ids::{CallId, SessionId};
 use futures_util::FutureExt;
 use redis::streams::{StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands, RedisResult};
+use std::collections::HashSet;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -24,6 +26,9 @@ const LAST_CHORES: Duration = Duration::from_secs(2);
 const BLOCK: Duration = Duration::from_secs(5);
 const INBOX_BATCH: usize = 512;
 const RECONNECT: Duration = Duration::from_millis(250);
+
+/// Calls of one question to Redis.
+const BATCH: usize = 500;
 
 /// The tasks of one node.
 pub struct Tasks {
@@ -174,18 +179,44 @@ impl Redis {
     }
 
     async fn look_after_calls(&self) {
-        let waiting = self.0.desk.waiting_calls();
-        for (session, call) in waiting {
-            let place = locked(&self.0.places).get(&call.id).copied();
+        let placed = |(session, call): (SessionId, Call)| {
             // Without a place it is being queued just now.
-            let Some(place) = place else { continue };
-            match self.0.log.call(call.id).await {
-                Ok(Some(_)) => self.settle(session, call.id, Progress::Running),
-                Ok(None) => {
-                    let _ = self.queue(session, &call, place).await;
-                }
-                Err(_) => {}
+            locked(&self.0.places).get(&call.id).map(|place| (session, call, *place))
+        };
+        let mut waiting: Vec<_> = self.0.desk.waiting_calls().into_iter().filter_map(placed).collect();
+        let ids: Vec<CallId> = waiting.iter().map(|(_, call, _)| call.id).collect();
+        let Ok(started) = self.0.log.started(&ids).await else { return };
+        waiting.retain(|(session, call, _)| {
+            let waits = !started.contains(&call.id);
+            if !waits {
+                self.settle(*session, call.id, Progress::Running);
+            }
+            waits
+        });
+        let Ok(unknown) = self.unknown(&waiting).await else { return };
+        let mut seen = HashSet::new();
+        for (session, call, place) in waiting {
+            // One of each session looks for its owner, too.
+            if seen.insert(session) || unknown.contains(&call.id) {
+                let _ = self.queue(session, &call, place).await;
             }
         }
+    }
+
+    /// Those of these calls that Redis does not know, or not as this node's.
+    async fn unknown(&self, waiting: &[(SessionId, Call, u64)]) -> RedisResult<HashSet<CallId>> {
+        let mut all = HashSet::new();
+        for batch in waiting.chunks(BATCH) {
+            let unknown: Vec<usize> = self
+                .call(&self.0.scripts.unknown, "", |s| {
+                    for (session, call, _) in batch {
+                        s.arg(self.keys(*session)).arg(call.id.to_string());
+                    }
+                    s
+                })
+                .await?;
+            all.extend(unknown.iter().filter_map(|at| batch.get(*at)).map(|(_, call, _)| call.id));
+        }
+        Ok(all)
     }
 }

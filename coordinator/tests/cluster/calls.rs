@@ -309,3 +309,33 @@ async fn a_call_accepted_before_the_next_heartbeat_keeps_its_place() {
     }
     cast.end().await;
 }
+
+/// However many of a node's calls wait in a session: each look finds all of them, and wakes the owner once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_wakes_an_owner_once() {
+    let mut cast = Cast::alone(2).await;
+    cast.nodes[0].cluster.adopt(cast.session).await;
+    let lease = cast.lease(0).await;
+    let (calls, mut waiters) = ([(); LIMIT].map(|()| cast.message()), Vec::new());
+    for call in &calls {
+        waiters.push(cast.enqueue(1, call).await);
+    }
+    let mut raw = cast.raw().await;
+    let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query_async(&mut raw).await.expect("reset");
+    until("some looks", async || {
+        let stats: String = redis::cmd("INFO").arg("commandstats").query_async(&mut raw).await.expect("stats");
+        let calls = |command: &str| -> usize {
+            let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+            line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+        };
+        let (wakes, found) = (calls("xadd"), calls("zscore"));
+        if wakes < 4 {
+            return Err((wakes, found));
+        }
+        assert!(found > wakes * (LIMIT - 1), "{found} calls found, {wakes} wakes");
+        Ok(())
+    })
+    .await;
+    assert_eq!(run(&lease, Gate::Free).await, calls[0].id);
+    cast.end().await;
+}
