@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 /// Events a feed remembers.
 const RECENT_EVENTS: usize = 256;
-/// Bytes of payload a feed remembers; a single larger event is left to the database.
+/// Bytes of payload a feed remembers, and of a page that its readers share; a single larger event is left to the database.
 const RECENT_BYTES: usize = 8 << 20;
 /// Events of one read from the database.
 const PAGE: u32 = 64;
@@ -135,6 +135,9 @@ impl Recent {
 pub struct Feed {
     head: watch::Sender<Head>,
     recent: Mutex<Recent>,
+    /// What was read last of that which is in the database alone: readers near the head want it at the same moment, and one
+    /// of them reads it for all.
+    page: tokio::sync::Mutex<Vec<Arc<Shown>>>,
 }
 
 /// The feeds of the sessions that are watched here.
@@ -156,7 +159,8 @@ impl Feeds {
         if let Some(feed) = live.get(&session).and_then(Weak::upgrade) {
             return feed;
         }
-        let feed = Arc::new(Feed { head: watch::Sender::new(Head::default()), recent: Mutex::default() });
+        let feed =
+            Arc::new(Feed { head: watch::Sender::default(), recent: Mutex::default(), page: Default::default() });
         if live.len() == live.capacity() {
             live.retain(|_, feed| feed.strong_count() > 0);
         }
@@ -293,16 +297,32 @@ impl Reader {
         let recent = locked(&self.feed.recent).after(self.seen);
         let mut events = match recent {
             Some(events) => events,
-            None => {
-                let page = self.log.page(self.session, self.seen, PAGE).await?;
-                page.events.into_iter().map(|event| Arc::new(Shown::new(event))).collect()
-            }
+            None if self.head().number.saturating_sub(self.seen) > u64::from(PAGE) => self.read_page().await?,
+            None => self.share_page().await?,
         };
         events.retain(|shown| shown.event.number <= last);
         if let Some(newest) = events.last() {
             self.seen = newest.event.number;
         }
         Ok(events)
+    }
+
+    async fn read_page(&self) -> Result<Vec<Arc<Shown>>, Error> {
+        let page = self.log.page(self.session, self.seen, PAGE).await?;
+        Ok(page.events.into_iter().map(|event| Arc::new(Shown::new(event))).collect())
+    }
+
+    /// The same, once for all readers that want it now.
+    async fn share_page(&self) -> Result<Vec<Arc<Shown>>, Error> {
+        let mut shared = self.feed.page.lock().await;
+        let at = shared.partition_point(|shown| shown.event.number <= self.seen);
+        if shared.get(at).is_some_and(|shown| shown.event.number == self.seen + 1) {
+            return Ok(shared[at..].to_vec());
+        }
+        let page = self.read_page().await?;
+        let held: usize = page.iter().map(|shown| shown.held()).sum();
+        *shared = if held > RECENT_BYTES { Vec::new() } else { page.clone() };
+        Ok(page)
     }
 
     /// Bytes of what was told after that number, also of what stayed in the database; without bound where the feed has forgotten some of it.

@@ -114,3 +114,33 @@ async fn five_thousand() {
         streams.iter_mut().enumerate().all(|(index, watcher)| (index / EACH).is_multiple_of(10) || watcher.is_silent())
     );
 }
+
+/// What does not travel between nodes is read from the database once per node, however many of its clients watch.
+#[tokio::test]
+async fn many_on_one_node_are_one_reader() {
+    const SUBSCRIBERS: usize = 40;
+    const TURNS: i64 = 5;
+    let cluster = Plan::default().own_postgres().start().await;
+    sqlx::query("CREATE EXTENSION pg_stat_statements").execute(&cluster.pool).await.unwrap();
+    let session = cluster.driver().await;
+    session.send("warm").await.text();
+    let owner = cluster.owner(&session, 0).await;
+    let watched = cluster.other(&[owner]);
+    let mut streams = Vec::new();
+    for _ in 0..SUBSCRIBERS {
+        streams.push(cluster.at(&session, watched).subscribe(None).await);
+    }
+    sqlx::query("SELECT pg_stat_statements_reset()").execute(&cluster.pool).await.unwrap();
+    for turn in 0..TURNS {
+        cluster.at(&session, owner).send(format!("turn {turn}")).await.text();
+        for stream in &mut streams {
+            let seen = stream.until_type("server.message.send").await;
+            assert_eq!(types(&seen), ["provider.request", "provider.response", "server.message.send"]);
+        }
+    }
+    let sql = "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements WHERE query LIKE '%bytes_before%'";
+    let pages: i64 = sqlx::query_scalar(sql).fetch_one(&cluster.pool).await.unwrap();
+    // The watching node and the owner's caller; now and then a signal comes before the one it follows.
+    assert!((TURNS..=4 * TURNS).contains(&pages), "{pages} pages for {TURNS} turns and {SUBSCRIBERS} subscribers");
+    cluster.check(&session).await;
+}
