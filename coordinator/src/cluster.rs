@@ -79,6 +79,14 @@ impl Cluster {
         Waiter { session, call, progress, cluster: self.clone() }
     }
 
+    /// What this node is called in lists of nodes and owners.
+    pub fn node(&self) -> &str {
+        match self {
+            Cluster::Local(local) => local.node(),
+            Cluster::Redis(redis) => redis.node(),
+        }
+    }
+
     /// Whether the node has made itself known.
     pub fn has_joined(&self) -> bool {
         match self {

@@ -22,6 +22,10 @@ impl Local {
         (Self(Arc::new(Desk::new(limit, wanted))), leases)
     }
 
+    pub(crate) fn node(&self) -> &str {
+        ALONE
+    }
+
     pub(crate) fn member(&self) -> Member {
         Member { node: ALONE.to_owned(), draining: false, asked: true }
     }

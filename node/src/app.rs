@@ -207,6 +207,7 @@ pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) 
         client.addr = address(&ports.client),
         admin.addr = address(&ports.admin),
         database = %app.config.database,
+        node = app.cluster.node(),
         "serving"
     );
     if app.config.telemetry.enabled {

@@ -107,8 +107,8 @@ pub struct Config {
     /// `BAE_DATABASE_CONNECTIONS`: connections to Postgres at most. Default 10.
     pub database_connections: u32,
     /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
-    /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its
-    /// sessions, default 10.
+    /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key there,
+    /// default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its sessions, default 10.
     pub redis: Option<coordinator::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
     pub log: String,

@@ -11,6 +11,10 @@ use std::sync::atomic::Ordering;
 use tokio::time::Interval;
 
 impl Redis {
+    pub(crate) fn node(&self) -> &str {
+        &self.0.node
+    }
+
     pub(crate) async fn nodes(&self) -> Result<Vec<Member>, Error> {
         let nodes: Vec<String> = self.call(&self.0.scripts.nodes, "", |s| s).await.map_err(away)?;
         let member = |text: &String| {

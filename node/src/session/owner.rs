@@ -237,6 +237,10 @@ impl Owner {
             }
             Err(error) => {
                 tracing::error!(session = %self.session, error = %error, "a call could not be started");
+                if !matches!(error, Error::Unavailable(_)) {
+                    return self.refuse(call.id, RpcError::internal()).await;
+                }
+                // Whoever can reach the database serves it: the session is taken anew, or given up.
                 self.lease.unclaim(call.id).await;
                 tokio::time::sleep(RETRY).await;
                 return Ended::Reload;
