@@ -1,6 +1,6 @@
 //! Postgres alone: answers that are lost, rows that are locked, inserts that fail.
 
-use crate::proxy::Proxy;
+use crate::conformance::proxy::Proxy;
 use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
 use coordinator::log::{Append, Next};
 use coordinator::{Error, PostgresSettings};

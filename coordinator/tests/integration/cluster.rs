@@ -1,6 +1,5 @@
 //! What a cluster must do, in one process or through Redis: the same cases over both, and over several nodes and a real
 //! `redis-server` alone what only they can do.
-#![allow(clippy::unwrap_used)]
 
 mod both;
 mod calls;
@@ -9,9 +8,6 @@ mod frames;
 mod leases;
 mod outage;
 mod servers;
-#[path = "../conformance/world.rs"]
-#[allow(dead_code)]
-mod world;
 
 use cast::Cast;
 
@@ -21,16 +17,16 @@ macro_rules! cases {
         mod local {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                let mut cast = crate::Cast::local().await;
-                crate::both::$case(&mut cast).await;
+                let mut cast = crate::cluster::Cast::local().await;
+                crate::cluster::both::$case(&mut cast).await;
                 cast.end().await;
             })+
         }
         mod redis {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                let mut cast = crate::Cast::redis(1).await;
-                crate::both::$case(&mut cast).await;
+                let mut cast = crate::cluster::Cast::redis(1).await;
+                crate::cluster::both::$case(&mut cast).await;
                 cast.end().await;
             })+
         }

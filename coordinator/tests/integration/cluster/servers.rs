@@ -1,7 +1,7 @@
 //! Redis as operators run it: behind Sentinels, over TLS with an authority of their own, with a user that may do little, for
 //! two clusters at once.
 
-use crate::cast::{Cast, LEASE, idle, over, run};
+use crate::cluster::cast::{Cast, LEASE, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Lease;
 use coordinator::log::Log;
@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 /// In it, what operators are told to give a node's user, for the prefix `bae:`.
-const README: &str = include_str!("../../../README.md");
+const README: &str = include_str!("../../../../README.md");
 
 /// A master, a replica, three Sentinels of which two must agree.
 struct Watched {

@@ -1,6 +1,6 @@
 //! Calls that wait, between several nodes.
 
-use crate::cast::{Cast, LEASE, LIMIT, idle, over, run, told};
+use crate::cluster::cast::{Cast, LEASE, LIMIT, idle, over, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};

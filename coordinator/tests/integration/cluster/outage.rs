@@ -1,6 +1,6 @@
 //! Redis emptied, restarted, stopped, stalled.
 
-use crate::cast::{Cast, LEASE, LIMIT, idle, over, run};
+use crate::cluster::cast::{Cast, LEASE, LIMIT, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Claim, Gate, Rejected};

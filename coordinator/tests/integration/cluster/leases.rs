@@ -1,6 +1,6 @@
 //! Who owns a session, between several nodes.
 
-use crate::cast::{Cast, LEASE, over, run};
+use crate::cluster::cast::{Cast, LEASE, over, run};
 use crate::world::{ended, going_on, opening, until, within};
 use coordinator::cluster::Lease;
 use coordinator::queue::Gate;

@@ -1,6 +1,6 @@
 //! What either backend must do.
 
-use crate::cast::{Cast, LIMIT, idle, message, run, told};
+use crate::cluster::cast::{Cast, LIMIT, idle, message, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::queue::{Call, Claim, Gate, Rejected};

@@ -1,6 +1,5 @@
 //! What a database must do for the log and the accounts, whichever it is: the same cases over an SQLite file and a real
 //! Postgres server, and over Postgres alone what only a server and a network can do.
-#![allow(clippy::unwrap_used)]
 
 mod accounts;
 mod appends;
@@ -11,10 +10,7 @@ mod outage;
 mod proxy;
 mod reading;
 mod sessions;
-mod world;
 mod writers;
-
-use world::World;
 
 /// Each case once over each database.
 macro_rules! cases {
@@ -23,8 +19,8 @@ macro_rules! cases {
             $(mod $module {
                 $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    let world = crate::World::sqlite().await;
-                    crate::$module::$case(&world).await;
+                    let world = crate::world::World::sqlite().await;
+                    crate::conformance::$module::$case(&world).await;
                     world.end().await;
                 })+
             })+
@@ -33,8 +29,8 @@ macro_rules! cases {
             $(mod $module {
                 $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    let world = crate::World::postgres().await;
-                    crate::$module::$case(&world).await;
+                    let world = crate::world::World::postgres().await;
+                    crate::conformance::$module::$case(&world).await;
                     world.end().await;
                 })+
             })+

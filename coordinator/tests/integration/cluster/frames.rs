@@ -1,6 +1,6 @@
 //! What nodes tell each other.
 
-use crate::cast::{Cast, message, told};
+use crate::cluster::cast::{Cast, message, told};
 use crate::world::{until, within};
 use coordinator::cluster::{Progress, Signal};
 use coordinator::feed::Reader;
