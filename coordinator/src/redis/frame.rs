@@ -10,7 +10,7 @@ use engine::rpc::RpcError;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Events with a larger payload travel as their number alone.
+/// Events of one append that are larger together travel as their number alone: an inbox is bounded in frames.
 const LARGE: usize = 64 << 10;
 const VERSION: u8 = 1;
 
@@ -89,8 +89,10 @@ impl Frame {
 
 impl Committed {
     pub fn new(session: SessionId, events: &[Arc<Event>], over: bool, outcome: Option<Outcome>) -> Self {
-        let sent: Option<Vec<Sent>> = events.iter().map(|event| Sent::new(event)).collect();
-        let left_out = if sent.is_none() { events.iter().map(|event| size(event)).sum() } else { 0 };
+        let size: usize = events.iter().map(|event| size(event)).sum();
+        let sent: Option<Vec<Sent>> =
+            if size <= LARGE { events.iter().map(|event| Sent::new(event)).collect() } else { None };
+        let left_out = if sent.is_none() { size } else { 0 };
         Self {
             session,
             head: events.last().map_or(0, |event| event.number),
@@ -111,7 +113,7 @@ impl Committed {
 impl Sent {
     fn new(event: &Event) -> Option<Self> {
         let Payload::Json(payload) = &event.event.payload else { return None };
-        (payload.get().len() <= LARGE).then(|| Self {
+        Some(Self {
             id: event.event.id,
             number: event.number,
             key: event.event.key,
@@ -127,5 +129,35 @@ impl Sent {
         let payload = Payload::Json(self.payload);
         let event = NewEvent { id: self.id, key: self.key, kind, payload, from_client: self.from_client };
         Some(Event { number: self.number, session, call, created_at: self.created_at, event })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn events(sizes: &[usize]) -> Vec<Arc<Event>> {
+        let event = |(number, size): (u64, &usize)| {
+            let payload = Payload::Json(engine::json::encode(&"x".repeat(size - 2)));
+            let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
+            let event = NewEvent { id, key, kind: EventType::ToolResult, payload, from_client: false };
+            Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: 0, event })
+        };
+        (1..).zip(sizes).map(event).collect()
+    }
+
+    #[test]
+    fn a_frame_is_bounded_whatever_was_appended_at_once() {
+        let told = |sizes: &[usize]| Committed::new(SessionId([0; 16]), &events(sizes), false, None);
+        let small = told(&[LARGE / 2, LARGE / 2]);
+        assert_eq!((small.head, small.events.len(), small.left_out), (2, 2, 0));
+        for sizes in [&[LARGE + 1][..], &[LARGE / 2, LARGE / 2, 10]] {
+            let large = told(sizes);
+            let all = sizes.iter().sum::<usize>();
+            assert_eq!((large.head, large.events.len(), large.left_out), (sizes.len() as u64, 0, all));
+            assert!(Frame::decode(&Frame::Committed(large).encode()).is_some());
+        }
     }
 }
