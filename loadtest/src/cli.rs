@@ -27,9 +27,10 @@ pub enum Command {
 /// What is measured, and how to reach it.
 #[derive(Args)]
 pub struct Target {
-    /// Address of the server under test (its client port).
-    #[arg(long, env = "BAE_URL", default_value = "http://127.0.0.1:8080")]
-    pub url: String,
+    /// Address of the server under test (its client port). Several, with commas between, are nodes of one cluster: requests go
+    /// to each in turn.
+    #[arg(long, env = "BAE_URL", default_value = "http://127.0.0.1:8080", value_delimiter = ',')]
+    pub url: Vec<String>,
     /// Client key. Its profile must call the built-in provider.
     #[arg(long, env = "BAE_KEY", hide_env_values = true)]
     pub key: Option<String>,

@@ -4,6 +4,8 @@
 //! stopped, so the load generator's own work on long answers is in no figure.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -65,11 +67,13 @@ impl From<reqwest::Error> for Failure {
     }
 }
 
-/// A server of the API and the client key to use there.
+/// A server of the API, or several nodes of one cluster, and the client key to use there.
 #[derive(Clone)]
 pub struct Api {
     http: reqwest::Client,
-    base: String,
+    bases: Vec<String>,
+    /// Which comes next.
+    turn: Arc<AtomicUsize>,
     key: String,
 }
 
@@ -91,9 +95,15 @@ pub struct Timing {
 }
 
 impl Api {
-    pub fn new(url: &str, key: &str, timeout: Duration) -> anyhow::Result<Api> {
-        let base = format!("{}/api/v1/sessions", url.trim_end_matches('/'));
-        Ok(Api { http: http_client(timeout)?, base, key: key.to_owned() })
+    /// Requests go to each of `urls` in turn.
+    pub fn new(urls: &[String], key: &str, timeout: Duration) -> anyhow::Result<Api> {
+        let bases: Vec<_> = urls.iter().map(|url| format!("{}/api/v1/sessions", url.trim_end_matches('/'))).collect();
+        anyhow::ensure!(!bases.is_empty(), "the address of a server is needed: --url");
+        Ok(Api { http: http_client(timeout)?, bases, turn: Arc::default(), key: key.to_owned() })
+    }
+
+    fn base(&self) -> &str {
+        &self.bases[self.turn.fetch_add(1, Ordering::Relaxed) % self.bases.len()]
     }
 
     /// Opens a session and registers as its driver.
@@ -108,7 +118,7 @@ impl Api {
             json!([])
         };
         let body = json!({"client_version": concat!("loadtest/", env!("CARGO_PKG_VERSION")), "tools": tools});
-        let response = self.http.post(&self.base).bearer_auth(&self.key).json(&body).send().await?;
+        let response = self.http.post(self.base()).bearer_auth(&self.key).json(&body).send().await?;
         let opened: Opened = parse(&accepted(response).await?)?;
         let session = Session { api: self.clone(), id: opened.session_id, key: opened.session_key };
         session.call("session.registerDriver", &json!({})).await?;
@@ -141,7 +151,7 @@ impl Session {
 
     /// One timed `GET events?limit=1`.
     pub async fn first_event(&self) -> Result<Duration, Failure> {
-        let url = format!("{}/{}/events?limit=1", self.api.base, self.id);
+        let url = format!("{}/{}/events?limit=1", self.api.base(), self.id);
         let begin = Instant::now();
         let response = self.api.http.get(url).bearer_auth(&self.key).send().await?;
         let body = accepted(response).await?;
@@ -154,13 +164,13 @@ impl Session {
     }
 
     pub async fn close(&self) -> Result<(), Failure> {
-        let url = format!("{}/{}", self.api.base, self.id);
+        let url = format!("{}/{}", self.api.base(), self.id);
         accepted(self.api.http.delete(url).bearer_auth(&self.key).send().await?).await?;
         Ok(())
     }
 
     async fn call(&self, method: &str, params: &Value) -> Result<(Timing, Box<RawValue>), Failure> {
-        let url = format!("{}/{}/rpc", self.api.base, self.id);
+        let url = format!("{}/{}/rpc", self.api.base(), self.id);
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
         let request =
             self.api.http.post(url).bearer_auth(&self.key).header(CONTENT_TYPE, "application/json").body(body);

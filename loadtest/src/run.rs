@@ -61,12 +61,12 @@ impl Bench {
             Some(program) => Some(Server::start(program, target.data.as_deref(), &provider.url()).await?),
             None => None,
         };
-        let (url, key) = match (&server, &target.key) {
-            (Some(server), _) => (server.url.as_str(), server.key.as_str()),
-            (None, Some(key)) => (target.url.as_str(), key.as_str()),
+        let (urls, key) = match (&server, &target.key) {
+            (Some(server), _) => (std::slice::from_ref(&server.url), server.key.as_str()),
+            (None, Some(key)) => (target.url.as_slice(), key.as_str()),
             (None, None) => anyhow::bail!("a client key is needed: --key or BAE_KEY (or --serve a server program)"),
         };
-        let api = Api::new(url, key, target.timeout())?;
+        let api = Api::new(urls, key, target.timeout())?;
         Ok(Bench { provider, server, api })
     }
 

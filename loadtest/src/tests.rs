@@ -59,10 +59,21 @@ async fn failures_are_counted_by_reason() {
 }
 
 #[tokio::test]
+async fn requests_go_to_each_node_in_turn() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let url = fake::start("http://127.0.0.1:1".to_owned(), None).await;
+    let nobody = "http://127.0.0.1:1".to_owned();
+    // The first opens the session, the second is asked to register its driver.
+    let api = crate::client::Api::new(&[url, nobody], fake::KEY, Duration::from_secs(5)).unwrap();
+    let refusal = api.open(0).await.err().unwrap().to_string();
+    assert!(refusal.contains("refused"), "{refusal}");
+}
+
+#[tokio::test]
 async fn a_refused_key_ends_the_run() {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let url = fake::start("http://127.0.0.1:1".to_owned(), None).await;
-    let api = crate::client::Api::new(&url, "bae_other", Duration::from_secs(5)).unwrap();
+    let api = crate::client::Api::new(&[url], "bae_other", Duration::from_secs(5)).unwrap();
     let refusal = api.open(0).await.err().unwrap();
     assert_eq!(refusal.to_string(), "HTTP 401 unauthorized");
 }

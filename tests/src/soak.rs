@@ -64,6 +64,8 @@ pub async fn run(options: &Options) -> (String, bool) {
         pool: cluster.pool.clone(),
         model: model.clone(),
         tally: tally.clone(),
+        // Nothing is accepted or taken over while Redis is away.
+        patience: Duration::from_secs(60) + options.outage,
         over,
     };
     let slots: Vec<_> = (0..options.sessions).map(|slot| tokio::spawn(stage.clone().play(slot))).collect();

@@ -2,6 +2,7 @@
 //! sends again, through any node, what was not answered. What it sent and what it was shown it keeps for the checker.
 
 use super::dice::Dice;
+use super::scene::Stage;
 use super::tally::{Class, Tally};
 use crate::checker::{End, Sent};
 use crate::client::{Frames, Session, ids};
@@ -12,8 +13,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// A request that no node answers for so long, with one fault after the other, is one too many.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// A node that does not begin to answer in this time is given up for another.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -39,6 +38,8 @@ pub struct Driver {
     pub name: String,
     pub dice: Dice,
     pub tally: Arc<Tally>,
+    /// A request that no node answers for so long, with one fault after the other, is one too many.
+    pub patience: Duration,
     /// Every message.
     pub sent: Vec<Sent>,
     /// Every result.
@@ -64,11 +65,25 @@ enum Got {
 
 impl Driver {
     /// One that has done nothing yet.
-    pub fn new(views: Vec<Session>, key: &str, name: &str, seed: u64, tally: Arc<Tally>) -> Self {
+    pub fn new(views: Vec<Session>, key: &str, name: &str, stage: &Stage) -> Self {
         let (sent, shown, reports, open) = Default::default();
-        let dice = Dice::new(seed, name);
+        let (dice, tally, patience) = (Dice::new(stage.seed, name), stage.tally.clone(), stage.patience);
         let (key, name) = (key.to_owned(), name.to_owned());
-        Self { views, key, name, dice, tally, sent, shown, reports, number: 0, open, may_hold: false, over: false }
+        Self {
+            views,
+            key,
+            name,
+            dice,
+            tally,
+            patience,
+            sent,
+            shown,
+            reports,
+            number: 0,
+            open,
+            may_hold: false,
+            over: false,
+        }
     }
 
     fn view(&mut self) -> (usize, Session) {
@@ -83,12 +98,12 @@ impl Driver {
 
     /// Registers, however long that takes.
     pub async fn register(&mut self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.patience;
         while Instant::now() < end {
             let (_, view) = self.view();
             let asked = timeout(SILENCE, view.try_start("session.registerDriver", json!({}))).await;
             if let Ok(Ok(mut frames)) = asked
-                && let Got::Result(_) = self.read(&mut frames, &mut Vec::new(), PATIENCE).await
+                && let Got::Result(_) = self.read(&mut frames, &mut Vec::new(), self.patience).await
             {
                 return;
             }
@@ -143,7 +158,7 @@ impl Driver {
     /// Says something; may hang up before the answer has come.
     pub async fn say(&mut self, may_leave: bool) {
         let label = self.label();
-        let patience = if may_leave && self.dice.percent(20) { self.dice.millis(0..1500) } else { PATIENCE };
+        let patience = if may_leave && self.dice.percent(20) { self.dice.millis(0..1500) } else { self.patience };
         self.send(json!(label), label, patience).await;
     }
 
@@ -151,7 +166,7 @@ impl Driver {
         let label = self.label();
         let block = |id: &Value| json!({"type": "tool_result", "tool_use_id": id, "content": label});
         let content: Value = self.open.iter().map(block).collect();
-        self.send(content, label, PATIENCE).await;
+        self.send(content, label, self.patience).await;
     }
 
     /// Says something until nothing is left open, so that the session comes to rest.
@@ -173,7 +188,7 @@ impl Driver {
         let first = Instant::now();
         let mut call = Sent { label: label.clone(), sent: first, accepted: None, overtakes, end: End::Unknown };
         for attempt in 0.. {
-            if first.elapsed() > PATIENCE {
+            if first.elapsed() > self.patience {
                 self.tally.wrong(&self.name, format!("{label} has no answer after {attempt} attempts"));
                 break;
             }
@@ -197,7 +212,7 @@ impl Driver {
                     break;
                 }
                 Got::Broken => {
-                    if first.elapsed() > PATIENCE {
+                    if first.elapsed() > self.patience {
                         let what = format!(
                             "{label}: node {node} was silent for {:?} after {} events",
                             accepted.elapsed(),
@@ -248,7 +263,7 @@ impl Driver {
         let end = tokio::time::Instant::now() + patience;
         loop {
             let line = match tokio::time::timeout_at(end, frames.line()).await {
-                Err(_) if patience == PATIENCE => return Got::Broken,
+                Err(_) if patience == self.patience => return Got::Broken,
                 Err(_) => return Got::Left,
                 Ok(None) => return Got::Broken,
                 Ok(Some(line)) if line.is_empty() => continue,
@@ -274,7 +289,7 @@ impl Driver {
         let params = json!({"prompt": format!("[{}/compact] Sum it up.", self.name)});
         if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.compact", params)).await {
             self.open.clear();
-            let got = self.read(&mut frames, &mut Vec::new(), PATIENCE).await;
+            let got = self.read(&mut frames, &mut Vec::new(), self.patience).await;
             self.tally.count("compactions", usize::from(matches!(got, Got::Result(_))));
         }
     }
@@ -285,7 +300,7 @@ impl Driver {
         let params = json!({"state": "running", "image": label});
         let mut taken = false;
         if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.reportLocalSandbox", params)).await {
-            taken = matches!(self.read(&mut frames, &mut Vec::new(), PATIENCE).await, Got::Result(_));
+            taken = matches!(self.read(&mut frames, &mut Vec::new(), self.patience).await, Got::Result(_));
         }
         self.reports.push((label, taken));
     }

@@ -19,9 +19,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// Within this a session comes to rest, and a request that is sent again and again is answered.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 /// Where sessions are played.
 #[derive(Debug, Clone)]
 pub struct Stage {
@@ -32,6 +29,8 @@ pub struct Stage {
     pub pool: PgPool,
     pub model: Arc<Model>,
     pub tally: Arc<Tally>,
+    /// Within this a request is answered, and a session comes to rest.
+    pub patience: Duration,
     pub over: watch::Receiver<bool>,
 }
 
@@ -68,7 +67,7 @@ impl Stage {
 
     /// Asks one node after the other until `request` is answered with this status.
     async fn insist(&self, path: &str, key: &str, method: &str, body: Option<&Value>, status: u16) -> Option<Value> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.patience;
         let mut dice = Dice::new(self.seed, path);
         while Instant::now() < end {
             let at = dice.below(self.apis.len());
@@ -98,7 +97,7 @@ impl Stage {
     }
 
     async fn read(&self, session: &Session) -> Option<Log> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.patience;
         while Instant::now() < end {
             match timeout(Duration::from_secs(10), Log::try_read(&self.pool, &session.id)).await {
                 Ok(Ok(log)) => return Some(log),
@@ -130,7 +129,7 @@ impl Play {
         let (mut drivers, mut observers) = (Vec::new(), Vec::new());
         for (number, (views, key)) in [views.clone(), second].into_iter().zip(keys).enumerate() {
             let name = format!("{tag}/d{number}");
-            let mut driver = Driver::new(views.clone(), &key.id, &name, stage.seed, stage.tally.clone());
+            let mut driver = Driver::new(views.clone(), &key.id, &name, &stage);
             driver.register().await;
             drivers.push(tokio::spawn(driver.run(stop.subscribe())));
             let (clients, dice) = (number == 0, Dice::new(stage.seed, &format!("{tag}/o{number}")));
@@ -162,7 +161,7 @@ impl Play {
         self.stop.send_replace(true);
         let mut drivers = Vec::new();
         for driver in std::mem::take(&mut self.drivers) {
-            match timeout(2 * PATIENCE, driver).await {
+            match timeout(4 * self.stage.patience, driver).await {
                 Ok(Ok(driver)) => drivers.push(driver),
                 other => tally.wrong(&self.tag, format!("a driver never came back: {:?}", other.map(|_| "panic"))),
             }
@@ -198,7 +197,7 @@ impl Play {
 
     /// Waits until nothing runs, then checks what must hold of a session at rest.
     async fn rest(&self, drivers: &[Driver]) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.stage.patience;
         loop {
             let Some(log) = self.stage.read(&self.views[0]).await else { break };
             if log.phase != "running" {
@@ -248,7 +247,7 @@ impl Play {
         let tally = &self.stage.tally;
         let mut streams = Vec::new();
         for (clients, mut observer) in std::mem::take(&mut self.observers) {
-            match timeout(PATIENCE, &mut observer).await {
+            match timeout(self.stage.patience, &mut observer).await {
                 Ok(Ok(seen)) => streams.push((clients, seen)),
                 _ => {
                     observer.abort();
