@@ -52,11 +52,9 @@ struct Row {
 
 const INSERT: Sql = sql!(
     "INSERT INTO profiles (id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
-     created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, ",
+     created_at, updated_at) SELECT $1, $2, $3, $4, $5, $6, $7, at, at FROM (SELECT ",
     now,
-    ", ",
-    now,
-    ") RETURNING created_at"
+    " AS at) AS clock RETURNING created_at"
 );
 const GET: Sql = sql!(
     "SELECT id, name, primary_provider, fallback_providers, mcp_servers, allowed_tools, available_sandboxes, \
