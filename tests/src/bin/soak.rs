@@ -44,7 +44,11 @@ async fn main() -> ExitCode {
         outage: Duration::from_secs(args.outage.max(1)),
         only: args.only,
     };
-    let (summary, good) = run(&options).await;
+    let (summary, good) = tokio::select! {
+        done = run(&options) => done,
+        // The nodes and servers end with the run that started them.
+        _ = tokio::signal::ctrl_c() => return ExitCode::FAILURE,
+    };
     println!("\n{summary}");
     println!("seed {seed}: {}", if good { "all is well" } else { "FAILED; run it again with --seed" });
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
