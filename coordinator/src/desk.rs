@@ -171,11 +171,13 @@ impl Slot {
         }
     }
 
-    /// Answers every call that waits.
-    pub fn refuse_waiting(&mut self, error: &RpcError) {
-        for call in self.queue.drop_all() {
-            self.tell(call, Progress::Refused(error.clone()));
+    /// Answers every call that waits; says which did.
+    pub fn refuse_waiting(&mut self, error: &RpcError) -> Vec<CallId> {
+        let calls = self.queue.drop_all();
+        for call in &calls {
+            self.tell(*call, Progress::Refused(error.clone()));
         }
+        calls
     }
 
     /// Whether nothing here needs the slot.

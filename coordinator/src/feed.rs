@@ -325,7 +325,8 @@ impl Reader {
         Ok(page)
     }
 
-    /// Bytes of what was told after that number, also of what stayed in the database; without bound where the feed has forgotten some of it.
+    /// Bytes of what was told after that number, also of what stayed in the database; without bound where the feed has
+    /// forgotten some of it.
     pub fn size_after(&self, number: u64) -> usize {
         if number >= self.head().number {
             return 0;

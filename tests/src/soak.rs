@@ -17,7 +17,7 @@ use crate::checker::{Rule, Violation};
 use crate::cluster::Plan;
 use crate::mcp::{Kind, Mcp, Outcome};
 use dice::Dice;
-pub use faults::CLASSES as FAULTS;
+pub use faults::FAULTS;
 use faults::Faults;
 use model::Model;
 use scene::Stage;

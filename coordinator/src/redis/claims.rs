@@ -83,11 +83,7 @@ impl Redis {
     }
 
     pub(crate) async fn refuse_all(&self, session: SessionId, error: &RpcError) {
-        let calls = self.0.desk.with(session, |slot| {
-            let calls: Vec<CallId> = slot.queue.waiting().map(|call| call.id).collect();
-            slot.refuse_waiting(error);
-            calls
-        });
+        let calls = self.0.desk.with(session, |slot| slot.refuse_waiting(error));
         for call in calls.unwrap_or_default() {
             locked(&self.0.places).remove(&call);
         }
@@ -100,11 +96,7 @@ impl Redis {
 
     /// Answers the calls that wait on this node alone.
     pub(crate) fn refuse_here(&self, session: SessionId, error: &RpcError) {
-        let calls = self.0.desk.with(session, |slot| {
-            let calls: Vec<CallId> = slot.queue.waiting().map(|call| call.id).collect();
-            slot.refuse_waiting(error);
-            calls
-        });
+        let calls = self.0.desk.with(session, |slot| slot.refuse_waiting(error));
         calls.unwrap_or_default().into_iter().for_each(|call| self.leave_queue(session, call));
     }
 

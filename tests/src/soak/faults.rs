@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 const RECOVERY: Duration = Duration::from_secs(60);
 
 /// Faults of nodes and servers; clients, providers and tools fail by themselves.
-pub const CLASSES: &[Class] = &[
+pub const FAULTS: &[Class] = &[
     Class::Killed,
     Class::Drained,
     Class::Frozen,
