@@ -170,7 +170,7 @@ impl Play {
             if let Some(first) = drivers.first_mut() {
                 first.settle().await;
             }
-            self.rest(&drivers).await;
+            self.rest().await;
             self.close().await;
         }
         self.end(&drivers).await;
@@ -195,14 +195,15 @@ impl Play {
         }
     }
 
-    /// Waits until nothing runs, then checks what must hold of a session at rest.
-    async fn rest(&self, drivers: &[Driver]) {
+    /// Waits until nothing runs, then checks what must hold of a session at rest alone.
+    async fn rest(&self) {
         let end = Instant::now() + self.stage.patience;
         loop {
-            let Some(log) = self.stage.read(&self.views[0]).await else { break };
+            let Some(log) = self.stage.read(&self.views[0]).await else {
+                return self.stage.tally.wrong(&self.tag, "cannot be read at rest".to_owned());
+            };
             if log.phase != "running" {
-                self.stage.tally.violated(&self.tag, self.check(&log, drivers));
-                return;
+                return self.stage.tally.violated(&self.tag, log.violations());
             }
             if Instant::now() > end {
                 self.stage.tally.wrong(&self.tag, format!("does not come to rest: {:?}", log.types().last()));
