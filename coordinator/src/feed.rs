@@ -337,8 +337,6 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use engine::event::{EventType, NewEvent};
     use engine::ids::{EventId, KeyId};

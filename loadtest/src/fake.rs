@@ -1,8 +1,6 @@
 //! A small server of the session API for this crate's own tests: one turn is one call of the provider, tools are the
 //! client's, and a session can be told to refuse.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::{Arc, Mutex};
 
 use axum::Router;

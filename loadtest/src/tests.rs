@@ -1,7 +1,5 @@
 //! Whole runs against the fake server.
 
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use clap::Parser;

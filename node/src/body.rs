@@ -69,8 +69,6 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[derive(Debug, PartialEq, serde::Deserialize)]

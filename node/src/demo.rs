@@ -58,8 +58,6 @@ fn respond(answer: Answer) -> Response {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::json;
 
     use super::*;

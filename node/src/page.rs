@@ -99,8 +99,6 @@ impl<T> Items<T> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn page(query: &str) -> Result<Page<u64>, Problem> {

@@ -162,8 +162,6 @@ pub async fn no_such_method() -> Problem {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     async fn shown(problem: Problem) -> (u16, serde_json::Value) {

@@ -69,8 +69,6 @@ pub fn same(left: &Digest, right: &Digest) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

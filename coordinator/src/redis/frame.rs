@@ -134,8 +134,6 @@ impl Sent {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn events(sizes: &[usize]) -> Vec<Arc<Event>> {

@@ -154,7 +154,6 @@ fn compaction(value: &RawValue) -> Result<Compaction, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn detail<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {

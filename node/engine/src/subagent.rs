@@ -112,7 +112,6 @@ pub fn unknown(subagent_id: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn tool() -> SubagentTool {

@@ -231,7 +231,6 @@ fn schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Raw>, D::
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn client(text: &str) -> Result<ClientTool, String> {

@@ -347,8 +347,6 @@ fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Failure> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn frames(chunks: &[&str]) -> Frames {

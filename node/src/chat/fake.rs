@@ -1,7 +1,5 @@
 //! A server of the session API whose turns are written down by the test.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 

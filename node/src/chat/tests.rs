@@ -1,7 +1,5 @@
 //! The client against a server whose turns are written down.
 
-#![allow(clippy::unwrap_used)]
-
 use secrecy::SecretString;
 
 use super::fake::{Fake, Turn, Wire};

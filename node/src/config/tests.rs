@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use super::*;
 use crate::mcp::Transport;
 use engine::provider::Wire;

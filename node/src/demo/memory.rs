@@ -68,8 +68,6 @@ pub fn shortened(text: &str, limit: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::json;
 
     use super::*;

@@ -154,7 +154,6 @@ fn link(members: &Object<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use engine::json::parse;
 

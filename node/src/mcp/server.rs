@@ -99,7 +99,6 @@ pub(super) fn resolve_headers(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

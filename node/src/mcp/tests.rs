@@ -1,6 +1,4 @@
 //! Behaviour against real peers: HTTP servers in the process, and shell scripts as stdio servers.
-#![allow(clippy::unwrap_used)]
-
 mod http;
 mod peer;
 mod sse;

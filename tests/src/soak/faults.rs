@@ -175,7 +175,8 @@ impl Faults<'_> {
     }
 
     async fn lock_rows(&self, time: Duration) {
-        let Ok(mut lock) = self.cluster.pool.begin().await else { return };
+        let Ok(mut connection) = self.cluster.pool.acquire().await else { return };
+        let Ok(mut lock) = sqlx::Connection::begin(&mut *connection).await else { return };
         let sql = "SELECT id FROM sessions WHERE phase = 'running' AND state = 'open' FOR UPDATE";
         if sqlx::query(sql).execute(&mut *lock).await.is_ok() {
             sleep(time).await;

@@ -197,7 +197,6 @@ fn tools(offered: &RawValue, text: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::provider::Wire;
     use crate::request::Kind;

@@ -96,7 +96,6 @@ pub fn quote(text: &str, command: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -162,7 +162,6 @@ fn check_template(text: &str, via: PromptVia) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn check(text: &str) -> Result<SubagentTool, String> {

@@ -1,7 +1,5 @@
 //! How logs read.
 
-#![allow(clippy::unwrap_used)]
-
 use serde_json::json;
 
 use super::*;

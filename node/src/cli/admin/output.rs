@@ -81,8 +81,6 @@ pub(super) fn harmless(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     const COLUMNS: [Column; 3] = [Column::new("ID", "id"), Column::new("LIST", "list"), Column::new("AT", "at")];

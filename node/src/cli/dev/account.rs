@@ -94,8 +94,6 @@ async fn find(accounts: &Accounts) -> Result<Option<Profile>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use coordinator::Db;
 

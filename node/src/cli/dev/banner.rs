@@ -88,8 +88,6 @@ fn curl(url: &str, key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn scene<'a>(client: &str, data: &'a str, model: Option<&'a str>, client_key: &'a SecretString) -> String {

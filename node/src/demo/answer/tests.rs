@@ -1,7 +1,5 @@
 //! Conversations with the demo model.
 
-#![allow(clippy::unwrap_used)]
-
 use super::*;
 
 /// A conversation that is carried on with the model's own answers.

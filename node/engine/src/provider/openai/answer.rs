@@ -84,7 +84,6 @@ fn usage(body: &Object<'_>) -> Option<Usage> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn read(message: &str, finish: &str) -> Result<Answer, String> {
