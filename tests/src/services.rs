@@ -250,19 +250,9 @@ fn as_user(command: &mut Command, user: Option<(u32, u32)>) -> &mut Command {
     command
 }
 
-/// A program of a Debian package, which is installed where it is missing and may be.
+/// A program of a Debian package. `tests/run` installs what is missing; a test never does.
 pub(crate) fn program(name: &str, package: &str) -> PathBuf {
-    static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    if let Some(path) = find(name) {
-        return path;
-    }
-    let _one = INSTALLING.lock();
-    let script = format!("apt-get update -qq && apt-get install -y -qq --no-install-recommends {package} >/dev/null");
-    let done = Command::new("sh").arg("-c").arg(script).env("DEBIAN_FRONTEND", "noninteractive").output();
-    let failure = done.as_ref().map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stderr).into_owned());
-    find(name).unwrap_or_else(|| {
-        panic!("these tests need {name} (Debian and Ubuntu: apt-get install {package}, as root): {failure}")
-    })
+    find(name).unwrap_or_else(|| panic!("these tests need {name} (Debian and Ubuntu: apt-get install {package})"))
 }
 
 /// On the search path, or in the folder of the newest Postgres.
