@@ -146,7 +146,8 @@ impl Service {
                 shell.args(lines.contains("\nsentinel ").then_some("--sentinel"));
             }
         }
-        shell.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Whatever kills the tests' process group leaves the shell alone, so that it can end the server.
+        shell.process_group(0).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut shell = shell.spawn().expect("a shell");
         let word = shell.stdin.take().expect("its input");
         let mut line = String::new();

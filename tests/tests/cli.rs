@@ -18,10 +18,10 @@ fn baesrv(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end off the test's thread, on which the mocks live.
-async fn run(mut command: Command) -> Output {
-    let output = tokio::task::spawn_blocking(move || command.output().unwrap());
-    tests::poll::within("the command's end", output).await.unwrap()
+/// Runs a command to its end. It is killed when it takes too long.
+async fn run(command: Command) -> Output {
+    let mut command = tokio::process::Command::from(command);
+    tests::poll::within("the command's end", command.kill_on_drop(true).output()).await.unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -5,12 +5,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 use tests::admin::Admin;
 use tests::client::Api;
-use tests::poll::{DEADLINE, until};
+use tests::poll::within;
 use tests::server::{ADMIN_KEY, Config, Server};
 
-/// Runs a server that should not come up, and returns what it said.
+/// Runs a server that should refuse to start, and returns its output. One that starts all the same is killed.
 async fn refused(config: Config, env: &[(&str, Option<&str>)]) -> Output {
-    let server = Server::prepare(config);
+    refused_in(&Server::prepare(config), env).await
+}
+
+/// [`refused`], in the directory of a server that the test has prepared.
+async fn refused_in(server: &Server, env: &[(&str, Option<&str>)]) -> Output {
     let mut command = server.command();
     for (name, value) in env {
         match value {
@@ -18,13 +22,8 @@ async fn refused(config: Config, env: &[(&str, Option<&str>)]) -> Output {
             None => command.env_remove(name),
         };
     }
-    let mut child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    until(DEADLINE, "the server's refusal", async || match child.try_wait() {
-        Ok(Some(_)) => Ok(()),
-        other => Err(format!("{other:?}")),
-    })
-    .await;
-    child.wait_with_output().unwrap()
+    let mut command = tokio::process::Command::from(command);
+    within("the server's refusal", command.kill_on_drop(true).output()).await.unwrap()
 }
 
 /// Exit 2, and one line on standard error that names the culprit.
@@ -92,12 +91,13 @@ async fn runtime_errors_exit_1() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains(&addr), "{said}");
-    // A file is no folder, whoever asks: a folder that is only missing would be made.
-    let url = concat!("sqlite:", env!("CARGO_MANIFEST_DIR"), "/Cargo.toml/bae.db");
-    let output = refused(Config::default(), &[("BAE_DATABASE_URL", Some(url))]).await;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("Cargo.toml"), "{said}");
+    // The server makes the folders of its database that are missing. It cannot make one where there is a file.
+    let server = Server::prepare(Config::default());
+    let file = server.dir.join("a-file");
+    std::fs::write(&file, "").unwrap();
+    let url = format!("sqlite:{}/bae.db", file.display());
+    let output = refused_in(&server, &[("BAE_DATABASE_URL", Some(&url))]).await;
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Two processes never serve one SQLite file.
