@@ -8,15 +8,15 @@ use tokio::task::JoinSet;
 use crate::cli::Events;
 use crate::echo::{Echo, Exchange};
 use crate::report::{Figure, Latencies, Report, Settings};
-use crate::run::{Bench, Failures, add, progress};
+use crate::run::{Failures, Harness, add, progress};
 use crate::stats::Latency;
 use crate::turns::ratio;
 
 pub async fn measure(options: &Events) -> anyhow::Result<Report> {
     let Events { target, model, sessions, turns, calls } = options;
-    let bench = Bench::set_up(target, model).await?;
-    let open: Vec<_> = bench.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
-    let mut failures = bench.turns(&open, *turns, model).await?.failures;
+    let harness = Harness::set_up(target, model).await?;
+    let open: Vec<_> = harness.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
+    let mut failures = harness.turns(&open, *turns, model).await?.failures;
 
     let progress = progress(u64::from(*sessions) * u64::from(*calls));
     let mut reading = JoinSet::new();
@@ -41,7 +41,7 @@ pub async fn measure(options: &Events) -> anyhow::Result<Report> {
         add(&mut failures, failed);
     }
     progress.finish_and_clear();
-    let (closing_failures, _) = bench.tear_down(open, target).await?;
+    let (closing_failures, _) = harness.tear_down(open, target).await?;
     add(&mut failures, closing_failures);
 
     let exchange = Exchange { request_bytes: model.message_bytes, answer_bytes: model.message_bytes };

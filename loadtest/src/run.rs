@@ -21,7 +21,7 @@ use crate::server::{Server, Stopped};
 const OPENING_AT_ONCE: usize = 32;
 
 /// What is set up for a run.
-pub struct Bench {
+pub struct Harness {
     pub provider: Arc<Provider>,
     pub server: Option<Server>,
     pub api: Api,
@@ -53,8 +53,8 @@ pub struct Outcome {
     pub elapsed: Duration,
 }
 
-impl Bench {
-    pub async fn set_up(target: &Target, model: &Model) -> anyhow::Result<Bench> {
+impl Harness {
+    pub async fn set_up(target: &Target, model: &Model) -> anyhow::Result<Harness> {
         let latency = Duration::from_millis(model.provider_ms);
         let provider = Arc::new(Provider::start(model.provider_addr, latency, model.answer_bytes).await?);
         let server = match &target.serve {
@@ -67,7 +67,7 @@ impl Bench {
             (None, None) => anyhow::bail!("a client key is needed: --key or BAE_KEY (or --serve a server program)"),
         };
         let api = Api::new(urls, key, target.timeout())?;
-        Ok(Bench { provider, server, api })
+        Ok(Harness { provider, server, api })
     }
 
     /// Opens `count` sessions; the first refusal ends the run, since nothing can be measured then.

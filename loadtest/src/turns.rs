@@ -7,7 +7,7 @@ use crate::curve;
 use crate::disk::durable_writes;
 use crate::echo::{Echo, Exchange};
 use crate::report::{Figure, Latencies, Report, Settings};
-use crate::run::{Bench, Turn, add};
+use crate::run::{Harness, Turn, add};
 use crate::stats::Latency;
 
 /// Exchanges of the bare echo that stand beside the figures, over all callers.
@@ -17,14 +17,14 @@ const LONG_SESSION: u32 = 100;
 
 pub async fn measure(options: &Turns) -> anyhow::Result<Report> {
     let Turns { target, model, sessions, turns, curve } = options;
-    let bench = Bench::set_up(target, model).await?;
-    let open: Vec<_> = bench.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
+    let harness = Harness::set_up(target, model).await?;
+    let open: Vec<_> = harness.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
     // Before and after the load: a disk that others use as well shows itself in the difference.
-    let durable = || bench.server.as_ref().map(|server| durable_writes(server.directory())).transpose();
+    let durable = || harness.server.as_ref().map(|server| durable_writes(server.directory())).transpose();
     let before = durable()?;
-    let outcome = bench.turns(&open, *turns, model).await?;
+    let outcome = harness.turns(&open, *turns, model).await?;
     let after = durable()?;
-    let (closing_failures, stopped) = bench.tear_down(open, target).await?;
+    let (closing_failures, stopped) = harness.tear_down(open, target).await?;
 
     // After the server stopped, so that nothing runs beside the bare figures.
     let echo = Echo::start().await?;

@@ -1,4 +1,4 @@
-//! The admin port's calls that tests need to set a scene.
+//! The admin port's calls that tests use for their set-up.
 
 use crate::client::{Api, Reply};
 use crate::server::ADMIN_KEY;

@@ -1,4 +1,4 @@
-//! A bench for black-box tests of the server: real `baesrv` processes, peers that can be told to misbehave, and a
+//! The harness of the black-box tests of the server: real `baesrv` processes, peers that can be told to misbehave, and a
 //! client that shows every byte.
 //!
 //! Nothing here knows how the server works inside. What a test expects comes from the API's contract, what it sees comes
@@ -11,6 +11,7 @@ pub mod client;
 pub mod cluster;
 pub mod database;
 pub mod files;
+pub mod fixture;
 pub mod history;
 pub mod http1;
 pub mod log;
@@ -23,4 +24,3 @@ pub mod server;
 pub mod services;
 pub mod soak;
 pub mod transcript;
-pub mod world;

@@ -1,6 +1,6 @@
 //! MCP servers that do as the test says, over streamable HTTP, the older SSE transport, and standard input/output.
 //!
-//! One [`Mind`] answers for all three transports: it holds the tools, a script for the next calls, and a record of what was
+//! One [`Responder`] answers for all three transports: it holds the tools, a script for the next calls, and a record of what was
 //! called. An unscripted call answers with its arguments as text.
 
 mod transport;
@@ -58,7 +58,7 @@ impl Held {
 
 /// What an MCP server answers, whatever it is reached through.
 #[derive(Debug)]
-pub struct Mind {
+pub struct Responder {
     tools: Mutex<Vec<Value>>,
     script: Mutex<VecDeque<Step>>,
     calls: Mutex<Vec<Value>>,
@@ -87,14 +87,14 @@ pub struct Mcp {
     /// Its name in the configuration.
     pub name: String,
     kind: Kind,
-    mind: Arc<Mind>,
+    responder: Arc<Responder>,
     serving: transport::Serving,
 }
 
 impl Mcp {
     /// Starts one that offers `tools` (names).
     pub async fn start(name: &str, kind: Kind, tools: &[&str]) -> Self {
-        let mind = Arc::new(Mind {
+        let responder = Arc::new(Responder {
             tools: Mutex::default(),
             script: Mutex::default(),
             calls: Mutex::default(),
@@ -104,8 +104,8 @@ impl Mcp {
             hang_up: broadcast::channel(4).0,
             refusing: Mutex::default(),
         });
-        let serving = transport::serve(kind, mind.clone()).await;
-        let mcp = Self { name: name.to_owned(), kind, mind, serving };
+        let serving = transport::serve(kind, responder.clone()).await;
+        let mcp = Self { name: name.to_owned(), kind, responder, serving };
         mcp.offer(tools);
         mcp
     }
@@ -135,30 +135,30 @@ impl Mcp {
     /// Replaces the tools offered from now on.
     pub fn offer(&self, tools: &[&str]) {
         let tool = |name: &&str| json!({"name": name, "description": format!("mock tool {name}"), "inputSchema": {"type": "object", "properties": {}}});
-        *self.mind.tools.lock().unwrap() = tools.iter().map(tool).collect();
+        *self.responder.tools.lock().unwrap() = tools.iter().map(tool).collect();
     }
 
     /// Scripts the next call.
     pub fn push(&self, outcome: Outcome) {
-        self.mind.script.lock().unwrap().push_back(Step { outcome, hold: None });
+        self.responder.script.lock().unwrap().push_back(Step { outcome, hold: None });
     }
 
     /// Scripts the next call to wait for the test.
     pub fn hold(&self, outcome: Outcome) -> Held {
         let (arrived, arrived_rx) = watch::channel(false);
         let (release, released) = watch::channel(false);
-        self.mind.script.lock().unwrap().push_back(Step { outcome, hold: Some((arrived, released)) });
+        self.responder.script.lock().unwrap().push_back(Step { outcome, hold: Some((arrived, released)) });
         Held { arrived: arrived_rx, release }
     }
 
     /// The `params` of every call so far.
     pub fn calls(&self) -> Vec<Value> {
-        self.mind.calls.lock().unwrap().clone()
+        self.responder.calls.lock().unwrap().clone()
     }
 
     /// How many clients have initialised.
     pub fn opened(&self) -> usize {
-        *self.mind.opened.lock().unwrap()
+        *self.responder.opened.lock().unwrap()
     }
 
     /// Stdio: the processes that were started for it and have not ended.
@@ -174,22 +174,22 @@ impl Mcp {
 
     /// HTTP: the `authorization` header of the last request.
     pub fn authorization(&self) -> Option<String> {
-        self.mind.authorization.lock().unwrap().clone()
+        self.responder.authorization.lock().unwrap().clone()
     }
 
     /// HTTP: forgets every session, so that the next request gets 404.
     pub fn forget_sessions(&self) {
-        self.mind.sessions.lock().unwrap().clear();
+        self.responder.sessions.lock().unwrap().clear();
     }
 
     /// Ends every open connection; a stdio process exits.
     pub fn hang_up(&self) {
-        let _ = self.mind.hang_up.send(());
+        let _ = self.responder.hang_up.send(());
     }
 
     /// Whether new connections are refused (hung up at once).
     pub fn refuse(&self, refusing: bool) {
-        *self.mind.refusing.lock().unwrap() = refusing;
+        *self.responder.refusing.lock().unwrap() = refusing;
     }
 }
 
@@ -207,12 +207,12 @@ enum Effect {
     HangUp,
 }
 
-impl Mind {
+impl Responder {
     fn is_refusing(&self) -> bool {
         *self.refusing.lock().unwrap()
     }
 
-    async fn think(&self, message: &Value) -> Effect {
+    async fn respond(&self, message: &Value) -> Effect {
         let id = &message["id"];
         let result = |result: Value| Effect::Reply(json!({"jsonrpc": "2.0", "id": id, "result": result}));
         match message["method"].as_str() {
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
-    /// The pipe program and the mind behind it, spoken to as a stdio client does.
+    /// The pipe program and the responder behind it, spoken to as a stdio client does.
     #[tokio::test]
     async fn the_stdio_pipe_answers_and_hangs_up() {
         let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;

@@ -1,31 +1,31 @@
 //! A cluster that everything happens to, for as long as one likes: several drivers and observers in each session, client tools
 //! and a tool server, pauses, slow and failing providers, and every fault of nodes, Redis and Postgres in turn.
 //!
-//! Each actor throws dice of its own, which follow from the seed and its name: a seed repeats what everybody does, though
-//! not the microsecond at which they meet. The checker reads the record of every session; a class of fault that hit no
+//! Each actor has a random number generator of its own, seeded from the seed of the run and its name: a seed repeats what
+//! everybody does, though not the microsecond at which they meet. The checker reads the record of every session; a class of fault that hit no
 //! running turn fails the run as a broken rule does.
 
-mod dice;
 mod driver;
 mod faults;
 mod model;
 mod observer;
-mod scene;
-mod tally;
+mod rng;
+mod session_run;
+mod stats;
 
 use crate::checker::{Rule, Violation};
 use crate::cluster::Plan;
 use crate::mcp::{Kind, Mcp, Outcome};
-use dice::Dice;
 pub use faults::FAULTS;
 use faults::Faults;
 use model::Model;
-use scene::Stage;
+use rng::Rng;
+use session_run::Context;
+pub use stats::Class;
+use stats::Stats;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-pub use tally::Class;
-use tally::Tally;
 use tokio::sync::watch;
 
 /// Scripted calls of the tool server: more than any run makes.
@@ -47,50 +47,50 @@ pub struct Options {
 
 /// Runs it. Returns the summary, and whether all is well.
 pub async fn run(options: &Options) -> (String, bool) {
-    let tally = Arc::new(Tally::default());
-    let model = Arc::new(Model::start(options.seed, tally.clone()).await);
+    let stats = Arc::new(Stats::default());
+    let model = Arc::new(Model::start(options.seed, stats.clone()).await);
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let mut dice = Dice::new(options.seed, "tools");
-    let failing: Vec<bool> = (0..TOOL_CALLS).map(|_| push_outcome(&mcp, &mut dice)).collect();
+    let mut rng = Rng::new(options.seed, "tools");
+    let failing: Vec<bool> = (0..TOOL_CALLS).map(|_| push_outcome(&mcp, &mut rng)).collect();
     let plan = Plan::default().own_redis().own_postgres().proxied().mcp(&mcp).model(&model.url());
     let plan = plan.env("BAE_SHUTDOWN_TIMEOUT", "1").env("BAE_TURN_TIMEOUT", "2");
     let mut cluster = plan.start().await;
     let (stop, over) = watch::channel(false);
-    let stage = Stage {
+    let context = Context {
         seed: options.seed,
         apis: cluster.nodes.iter().map(|node| node.api()).collect(),
         admins: cluster.nodes.iter().map(|node| node.admin()).collect(),
         profile: cluster.profile.clone(),
         pool: cluster.pool.clone(),
         model: model.clone(),
-        tally: tally.clone(),
+        stats: stats.clone(),
         // Nothing is accepted or taken over while Redis is away.
-        patience: Duration::from_secs(60) + options.outage,
+        time_limit: Duration::from_secs(60) + options.outage,
         over,
     };
-    let slots: Vec<_> = (0..options.sessions).map(|slot| tokio::spawn(stage.clone().play(slot))).collect();
+    let slots: Vec<_> = (0..options.sessions).map(|slot| tokio::spawn(context.clone().run_sessions(slot))).collect();
     let classes = if options.only.is_empty() { FAULTS } else { options.only.as_slice() };
-    let dice = Dice::new(options.seed, "faults");
-    let mut faults = Faults { cluster: &mut cluster, dice, tally: tally.clone(), outage: options.outage };
+    let rng = Rng::new(options.seed, "faults");
+    let mut faults = Faults { cluster: &mut cluster, rng, stats: stats.clone(), outage: options.outage };
     faults.run(classes, Instant::now() + options.time).await;
     stop.send_replace(true);
     for slot in slots {
         if let Err(error) = slot.await {
-            tally.wrong("the run", error.to_string());
+            stats.wrong("the run", error.to_string());
         }
     }
-    check_tools(&mcp, &failing, &tally);
+    check_tools(&mcp, &failing, &stats);
     let mut wanted = classes.to_vec();
     wanted.extend(Class::ALL.iter().filter(|class| !FAULTS.contains(class)));
-    tally.report(&wanted)
+    stats.report(&wanted)
 }
 
 /// Scripts the next call; says whether it fails.
-fn push_outcome(mcp: &Mcp, dice: &mut Dice) -> bool {
-    let (outcome, fails) = match dice.below(10) {
+fn push_outcome(mcp: &Mcp, rng: &mut Rng) -> bool {
+    let (outcome, fails) = match rng.below(10) {
         0 => (Outcome::IsError("no".to_owned()), true),
         1 => (Outcome::HangUp, true),
-        2..5 => (Outcome::Late(dice.millis(200..2500), "a long listing".to_owned()), false),
+        2..5 => (Outcome::Late(rng.millis(200..2500), "a long listing".to_owned()), false),
         _ => (Outcome::Text("a listing".to_owned()), false),
     };
     mcp.push(outcome);
@@ -98,16 +98,16 @@ fn push_outcome(mcp: &Mcp, dice: &mut Dice) -> bool {
 }
 
 /// No tool was called twice for one tool use.
-fn check_tools(mcp: &Mcp, failing: &[bool], tally: &Tally) {
+fn check_tools(mcp: &Mcp, failing: &[bool], stats: &Stats) {
     let calls = mcp.calls();
-    tally.hit(Class::ToolFails, failing.iter().take(calls.len()).filter(|fails| **fails).count());
+    stats.hit(Class::ToolFails, failing.iter().take(calls.len()).filter(|fails| **fails).count());
     let mut times: HashMap<&str, usize> = HashMap::new();
     for call in &calls {
         *times.entry(call["arguments"]["id"].as_str().unwrap_or_default()).or_default() += 1;
     }
     for (id, times) in times.into_iter().filter(|(_, times)| *times > 1) {
         let what = format!("the tool use {id} was called {times} times");
-        tally.violated("the tool server", [Violation { rule: Rule::Once, what }]);
+        stats.violated("the tool server", [Violation { rule: Rule::Once, what }]);
     }
-    tally.count("tool calls", calls.len());
+    stats.count("tool calls", calls.len());
 }

@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use tests::client::Api;
+use tests::fixture::Fixture;
 use tests::poll::{DEADLINE, until};
 use tests::ports::Port;
 use tests::program::program;
 use tests::provider::Answer;
 use tests::server::{ADMIN_KEY, Config, Server};
-use tests::world::World;
 
 fn baesrv(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program("baesrv"));
@@ -152,14 +152,14 @@ async fn the_printed_curl_line_works() {
 /// `chat` exits with 1 when there was no answer.
 #[tokio::test]
 async fn chat_against_a_failing_model() {
-    let world = World::start().await;
-    let (url, dir) = (world.server.url(), world.server.dir.clone());
+    let fixture = Fixture::start().await;
+    let (url, dir) = (fixture.server.url(), fixture.server.dir.clone());
     let chat = |key: &str| baesrv(&dir, &["chat", "--url", &url, "--key", key, "--message", "hello"]);
-    world.provider.push(Answer::text("a fine answer"));
-    let output = run(chat(&world.key.secret)).await;
+    fixture.provider.push(Answer::text("a fine answer"));
+    let output = run(chat(&fixture.key.secret)).await;
     assert!(output.status.success() && text(&output.stdout).contains("a fine answer"), "{output:?}");
-    world.provider.push(Answer::status(400));
-    let output = run(chat(&world.key.secret)).await;
+    fixture.provider.push(Answer::status(400));
+    let output = run(chat(&fixture.key.secret)).await;
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let output = run(chat("bae_wrong")).await;
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -168,8 +168,8 @@ async fn chat_against_a_failing_model() {
 /// `admin` over the admin port: what is made there works on the client port.
 #[tokio::test]
 async fn admin_commands() {
-    let world = World::start().await;
-    let (url, dir) = (world.server.admin_url(), world.server.dir.clone());
+    let fixture = Fixture::start().await;
+    let (url, dir) = (fixture.server.admin_url(), fixture.server.dir.clone());
     let admin = async |args: &[&str]| {
         let mut command = baesrv(&dir, &["admin", "--url", &url, "--json"]);
         command.args(args).env("BAE_ADMIN_KEY", ADMIN_KEY);
@@ -184,7 +184,7 @@ async fn admin_commands() {
     let profile = made(&["profile", "create", "cli", "--primary-provider", "main"]).await;
     let key = made(&["key", "create", "laptop", "--profile", "cli"]).await;
     assert_eq!(key["profile_id"], profile["id"]);
-    let session = world.api.open(key["key"].as_str().unwrap(), &json!({})).await;
+    let session = fixture.api.open(key["key"].as_str().unwrap(), &json!({})).await;
     let sessions = made(&["session", "list"]).await;
     assert!(sessions.to_string().contains(&session.id), "{sessions}");
     let events = made(&["session", "events", &session.id]).await;

@@ -4,15 +4,15 @@
 
 mod chaos;
 mod close;
-mod corners;
+mod edge_cases;
 mod growth;
 mod history;
 mod inputs;
 mod kill;
 mod mcp;
-mod medley;
 mod provider;
 mod queue;
+mod random_operations;
 mod resend;
 mod storage;
 mod streams;

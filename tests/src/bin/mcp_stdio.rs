@@ -1,4 +1,4 @@
-//! An MCP server on standard input and output that has no mind of its own: it is a pipe to the test, which listens on
+//! An MCP server on standard input and output that decides nothing: it is a pipe to the test, which listens on
 //! the address given as the first argument, speaks the protocol and can hang up (which ends this process).
 
 use std::io::{Write, copy, stdin, stdout};

@@ -1,6 +1,6 @@
-//! The three ways to a [`Mind`](super::Mind).
+//! The three ways to a [`Responder`](super::Responder).
 
-use super::{Effect, Kind, Mind};
+use super::{Effect, Kind, Responder};
 use crate::http1::{self, Conn, Request};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -34,31 +34,31 @@ impl Drop for Serving {
     }
 }
 
-pub(super) async fn serve(kind: Kind, mind: Arc<Mind>) -> Serving {
+pub(super) async fn serve(kind: Kind, responder: Arc<Responder>) -> Serving {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     match kind {
         Kind::Http => {
-            Serving::Http(http1::serve(any, move |request, conn| streamable(mind.clone(), request, conn)).await)
+            Serving::Http(http1::serve(any, move |request, conn| streamable(responder.clone(), request, conn)).await)
         }
         Kind::Sse => {
             let streams = Streams::default();
             Serving::Http(
-                http1::serve(any, move |request, conn| sse(mind.clone(), streams.clone(), request, conn)).await,
+                http1::serve(any, move |request, conn| sse(responder.clone(), streams.clone(), request, conn)).await,
             )
         }
         Kind::Stdio | Kind::StubbornStdio => {
             let listener = TcpListener::bind(any).await.expect("a port for a mock MCP server");
             let addr = listener.local_addr().expect("the mock's address");
-            Serving::Lines(addr, tokio::spawn(accept_lines(listener, mind)))
+            Serving::Lines(addr, tokio::spawn(accept_lines(listener, responder)))
         }
     }
 }
 
 // Streamable HTTP.
 
-async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
-    *mind.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
-    if mind.is_refusing() {
+async fn streamable(responder: Arc<Responder>, request: Request, mut conn: Conn) {
+    *responder.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
+    if responder.is_refusing() {
         return;
     }
     if request.method != "POST" {
@@ -69,14 +69,14 @@ async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
     let message = request.json();
     let session = request.header("mcp-session-id").map(str::to_owned);
     let opening = message["method"] == "initialize";
-    let known = session.as_ref().is_some_and(|id| mind.sessions.lock().unwrap().contains(id));
+    let known = session.as_ref().is_some_and(|id| responder.sessions.lock().unwrap().contains(id));
     if !opening && !known {
         conn.reply(404, &[], b"session not found").await;
         return;
     }
-    let mut hang_up = mind.hang_up.subscribe();
+    let mut hang_up = responder.hang_up.subscribe();
     let effect = tokio::select! {
-        effect = mind.think(&message) => effect,
+        effect = responder.respond(&message) => effect,
         () = conn.closed() => return,
         _ = hang_up.recv() => return,
     };
@@ -86,9 +86,9 @@ async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
         Effect::Garbage(bytes) => conn.reply(200, &[("content-type", "application/json")], &bytes).await,
         Effect::Reply(value) => {
             let mut headers = vec![("content-type", "application/json")];
-            let id = format!("mock-session-{}", *mind.opened.lock().unwrap());
+            let id = format!("mock-session-{}", *responder.opened.lock().unwrap());
             if opening {
-                mind.sessions.lock().unwrap().push(id.clone());
+                responder.sessions.lock().unwrap().push(id.clone());
                 headers.push(("mcp-session-id", &id));
             }
             conn.reply(200, &headers, value.to_string().as_bytes()).await;
@@ -100,9 +100,9 @@ async fn streamable(mind: Arc<Mind>, request: Request, mut conn: Conn) {
 
 type Streams = Arc<Mutex<HashMap<String, mpsc::Sender<Option<String>>>>>;
 
-async fn sse(mind: Arc<Mind>, streams: Streams, request: Request, mut conn: Conn) {
-    *mind.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
-    if mind.is_refusing() {
+async fn sse(responder: Arc<Responder>, streams: Streams, request: Request, mut conn: Conn) {
+    *responder.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
+    if responder.is_refusing() {
         return;
     }
     if request.method == "GET" {
@@ -115,7 +115,7 @@ async fn sse(mind: Arc<Mind>, streams: Streams, request: Request, mut conn: Conn
         };
         conn.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n").await;
         conn.write(format!("event: endpoint\ndata: /messages?session_id={id}\n\n").as_bytes()).await;
-        let mut hang_up = mind.hang_up.subscribe();
+        let mut hang_up = responder.hang_up.subscribe();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -137,7 +137,7 @@ async fn sse(mind: Arc<Mind>, streams: Streams, request: Request, mut conn: Conn
     };
     let message = request.json();
     conn.reply(202, &[], b"Accepted").await;
-    let _ = match mind.think(&message).await {
+    let _ = match responder.respond(&message).await {
         Effect::Nothing => Ok(()),
         Effect::Reply(value) => stream.send(Some(value.to_string())).await,
         Effect::Garbage(bytes) => stream.send(Some(String::from_utf8_lossy(&bytes).into_owned())).await,
@@ -147,19 +147,19 @@ async fn sse(mind: Arc<Mind>, streams: Streams, request: Request, mut conn: Conn
 
 // Lines over TCP, on whose other side `mcp_stdio` sits.
 
-async fn accept_lines(listener: TcpListener, mind: Arc<Mind>) {
+async fn accept_lines(listener: TcpListener, responder: Arc<Responder>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        if !mind.is_refusing() {
-            connections.spawn(lines(mind.clone(), stream));
+        if !responder.is_refusing() {
+            connections.spawn(lines(responder.clone(), stream));
         }
     }
 }
 
-async fn lines(mind: Arc<Mind>, stream: TcpStream) {
+async fn lines(responder: Arc<Responder>, stream: TcpStream) {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read).lines();
-    let mut hang_up = mind.hang_up.subscribe();
+    let mut hang_up = responder.hang_up.subscribe();
     loop {
         let line = tokio::select! {
             line = lines.next_line() => line,
@@ -168,7 +168,7 @@ async fn lines(mind: Arc<Mind>, stream: TcpStream) {
         let Ok(Some(line)) = line else { return };
         let message: Value = serde_json::from_str(&line).expect("an MCP message in JSON");
         let effect = tokio::select! {
-            effect = mind.think(&message) => effect,
+            effect = responder.respond(&message) => effect,
             _ = hang_up.recv() => return,
         };
         let mut bytes = match effect {

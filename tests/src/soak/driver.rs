@@ -1,12 +1,12 @@
 //! A driver of a session, as an application drives it: it sends, answers tool uses or leaves them, hangs up now and then, and
 //! sends again, through any node, what was not answered. What it sent and what it was shown it keeps for the checker.
 
-use super::dice::Dice;
-use super::scene::Stage;
-use super::tally::{Class, Tally};
+use super::rng::Rng;
+use super::session_run::Context;
+use super::stats::{Class, Stats};
 use crate::checker::{End, Sent};
 use crate::client::{Frames, Session, ids};
-use crate::world::clock;
+use crate::fixture::clock;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 /// What a call's stream showed.
 #[derive(Debug)]
-pub struct Shown {
+pub struct CallOutput {
     /// The call.
     pub label: String,
     /// Ids that were streamed, of its last attempt.
@@ -36,14 +36,14 @@ pub struct Driver {
     pub key: String,
     /// Such as `s1/d2`.
     pub name: String,
-    pub dice: Dice,
-    pub tally: Arc<Tally>,
+    pub rng: Rng,
+    pub stats: Arc<Stats>,
     /// A request that no node answers for so long, with one fault after the other, is one too many.
-    pub patience: Duration,
+    pub time_limit: Duration,
     /// Every message.
     pub sent: Vec<Sent>,
     /// Every result.
-    pub shown: Vec<Shown>,
+    pub shown: Vec<CallOutput>,
     /// Every report, and whether it was taken.
     pub reports: Vec<(String, bool)>,
     number: usize,
@@ -65,17 +65,17 @@ enum Got {
 
 impl Driver {
     /// One that has done nothing yet.
-    pub fn new(views: Vec<Session>, key: &str, name: &str, stage: &Stage) -> Self {
+    pub fn new(views: Vec<Session>, key: &str, name: &str, context: &Context) -> Self {
         let (sent, shown, reports, open) = Default::default();
-        let (dice, tally, patience) = (Dice::new(stage.seed, name), stage.tally.clone(), stage.patience);
+        let (rng, stats, time_limit) = (Rng::new(context.seed, name), context.stats.clone(), context.time_limit);
         let (key, name) = (key.to_owned(), name.to_owned());
         Self {
             views,
             key,
             name,
-            dice,
-            tally,
-            patience,
+            rng,
+            stats,
+            time_limit,
             sent,
             shown,
             reports,
@@ -87,7 +87,7 @@ impl Driver {
     }
 
     fn view(&mut self) -> (usize, Session) {
-        let node = self.dice.below(self.views.len());
+        let node = self.rng.below(self.views.len());
         (node, self.views[node].clone())
     }
 
@@ -98,18 +98,18 @@ impl Driver {
 
     /// Registers, however long that takes.
     pub async fn register(&mut self) {
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.time_limit;
         while Instant::now() < end {
             let (_, view) = self.view();
             let asked = timeout(SILENCE, view.try_start("session.registerDriver", json!({}))).await;
             if let Ok(Ok(mut frames)) = asked
-                && let Got::Result(_) = self.read(&mut frames, &mut Vec::new(), self.patience).await
+                && let Got::Result(_) = self.read(&mut frames, &mut Vec::new(), self.time_limit).await
             {
                 return;
             }
             sleep(Duration::from_millis(100)).await;
         }
-        self.tally.wrong(&self.name, "could not register".to_owned());
+        self.stats.wrong(&self.name, "could not register".to_owned());
         self.over = true;
     }
 
@@ -117,27 +117,27 @@ impl Driver {
     pub async fn run(mut self, stop: watch::Receiver<bool>) -> Self {
         while !*stop.borrow() && !self.over {
             self.act().await;
-            sleep(self.dice.millis(0..400)).await;
+            sleep(self.rng.millis(0..400)).await;
         }
         self
     }
 
     async fn act(&mut self) {
         if !self.open.is_empty() {
-            match self.dice.below(100) {
+            match self.rng.below(100) {
                 0..65 => {
-                    sleep(self.dice.millis(0..1500)).await;
+                    sleep(self.rng.millis(0..1500)).await;
                     return self.answer().await;
                 }
                 65..80 => {
-                    self.tally.hit(Class::PauseLeft, 1);
+                    self.stats.hit(Class::PauseLeft, 1);
                     self.open.clear();
                     return;
                 }
                 _ => {}
             }
         }
-        match self.dice.below(100) {
+        match self.rng.below(100) {
             0..70 => self.say(true).await,
             70..78 => self.compact().await,
             78..88 => self.report().await,
@@ -158,29 +158,29 @@ impl Driver {
     /// Says something; may hang up before the answer has come.
     pub async fn say(&mut self, may_leave: bool) {
         let label = self.label();
-        let patience = if may_leave && self.dice.percent(20) { self.dice.millis(0..1500) } else { self.patience };
-        self.send(json!(label), label, patience).await;
+        let time_limit = if may_leave && self.rng.percent(20) { self.rng.millis(0..1500) } else { self.time_limit };
+        self.send(json!(label), label, time_limit).await;
     }
 
     async fn answer(&mut self) {
         let label = self.label();
         let block = |id: &Value| json!({"type": "tool_result", "tool_use_id": id, "content": label});
         let content: Value = self.open.iter().map(block).collect();
-        self.send(content, label, self.patience).await;
+        self.send(content, label, self.time_limit).await;
     }
 
     /// Says something until nothing is left open, so that the session comes to rest.
-    pub async fn settle(&mut self) {
+    pub async fn leave_nothing_open(&mut self) {
         for _ in 0..50 {
             self.say(false).await;
             if self.over || self.open.is_empty() {
                 return;
             }
         }
-        self.tally.wrong(&self.name, "fifty messages, and each asked for a tool".to_owned());
+        self.stats.wrong(&self.name, "fifty messages, and each asked for a tool".to_owned());
     }
 
-    async fn send(&mut self, content: Value, label: String, patience: Duration) {
+    async fn send(&mut self, content: Value, label: String, time_limit: Duration) {
         // A plain message, too, goes first if it retires a pause of its own key.
         let overtakes = content.is_array() || self.may_hold;
         let params = json!({"message": {"content": content}, "idempotency_key": label});
@@ -188,8 +188,8 @@ impl Driver {
         let first = Instant::now();
         let mut call = Sent { label: label.clone(), sent: first, accepted: None, overtakes, end: End::Unknown };
         for attempt in 0.. {
-            if first.elapsed() > self.patience {
-                self.tally.wrong(&self.name, format!("{label} has no answer after {attempt} attempts"));
+            if first.elapsed() > self.time_limit {
+                self.stats.wrong(&self.name, format!("{label} has no answer after {attempt} attempts"));
                 break;
             }
             let (node, view) = self.view();
@@ -201,35 +201,35 @@ impl Driver {
                     break;
                 }
                 Ok(Err(_)) | Err(_) => {
-                    sleep(self.dice.millis(50..200)).await;
+                    sleep(self.rng.millis(50..200)).await;
                     continue;
                 }
             };
             let (accepted, mut live) = (Instant::now(), Vec::new());
-            match self.read(&mut frames, &mut live, patience).await {
+            match self.read(&mut frames, &mut live, time_limit).await {
                 Got::Left => {
-                    self.tally.hit(Class::ClientLeft, usize::from(!live.is_empty()));
+                    self.stats.hit(Class::ClientLeft, usize::from(!live.is_empty()));
                     break;
                 }
                 Got::Broken => {
-                    if first.elapsed() > self.patience {
+                    if first.elapsed() > self.time_limit {
                         let what = format!(
                             "{label}: node {node} was silent for {:?} after {} events",
                             accepted.elapsed(),
                             live.len()
                         );
-                        self.tally.wrong(&self.name, what);
+                        self.stats.wrong(&self.name, what);
                     }
-                    sleep(self.dice.millis(50..200)).await;
+                    sleep(self.rng.millis(50..200)).await;
                 }
                 Got::Result(result) => {
                     let blocks = result["message"]["content"].as_array().cloned().unwrap_or_default();
                     let ours = blocks.iter().filter(|block| block["dispatch"] == "client");
                     self.open = ours.map(|block| block["id"].clone()).collect();
-                    self.tally.count(if self.open.is_empty() { "turns ended" } else { "turns paused" }, 1);
+                    self.stats.count(if self.open.is_empty() { "turns ended" } else { "turns paused" }, 1);
                     let events = result["events"].as_array().cloned().unwrap_or_default();
-                    self.shown.push(Shown { label, live, result: ids(&events) });
-                    let stayed = attempt == 0 && !self.tally.troubled(node, accepted);
+                    self.shown.push(CallOutput { label, live, result: ids(&events) });
+                    let stayed = attempt == 0 && !self.stats.troubled(node, accepted);
                     call.accepted = stayed.then_some(accepted);
                     call.end = End::Answered;
                     break;
@@ -237,8 +237,8 @@ impl Driver {
                 Got::Error(error) => {
                     let text = error["message"].as_str().unwrap_or_default();
                     match error["code"].as_i64() {
-                        Some(-32603) => sleep(self.dice.millis(50..200)).await,
-                        _ if error["data"]["retryable"] == true => sleep(self.dice.millis(50..200)).await,
+                        Some(-32603) => sleep(self.rng.millis(50..200)).await,
+                        _ if error["data"]["retryable"] == true => sleep(self.rng.millis(50..200)).await,
                         Some(-32000) if text.starts_with("tool result merge invalid: no paused turn") => {
                             call.end = End::Refused;
                             break;
@@ -248,7 +248,7 @@ impl Driver {
                             break;
                         }
                         _ => {
-                            self.tally.wrong(&self.name, format!("{label} was answered with {error}"));
+                            self.stats.wrong(&self.name, format!("{label} was answered with {error}"));
                             break;
                         }
                     }
@@ -259,11 +259,11 @@ impl Driver {
         self.sent.push(call);
     }
 
-    async fn read(&mut self, frames: &mut Frames, live: &mut Vec<String>, patience: Duration) -> Got {
-        let end = tokio::time::Instant::now() + patience;
+    async fn read(&mut self, frames: &mut Frames, live: &mut Vec<String>, time_limit: Duration) -> Got {
+        let end = tokio::time::Instant::now() + time_limit;
         loop {
             let line = match tokio::time::timeout_at(end, frames.line()).await {
-                Err(_) if patience == self.patience => return Got::Broken,
+                Err(_) if time_limit == self.time_limit => return Got::Broken,
                 Err(_) => return Got::Left,
                 Ok(None) => return Got::Broken,
                 Ok(Some(line)) if line.is_empty() => continue,
@@ -289,8 +289,8 @@ impl Driver {
         let params = json!({"prompt": format!("[{}/compact] Sum it up.", self.name)});
         if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.compact", params)).await {
             self.open.clear();
-            let got = self.read(&mut frames, &mut Vec::new(), self.patience).await;
-            self.tally.count("compactions", usize::from(matches!(got, Got::Result(_))));
+            let got = self.read(&mut frames, &mut Vec::new(), self.time_limit).await;
+            self.stats.count("compactions", usize::from(matches!(got, Got::Result(_))));
         }
     }
 
@@ -300,7 +300,7 @@ impl Driver {
         let params = json!({"state": "running", "image": label});
         let mut taken = false;
         if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.reportLocalSandbox", params)).await {
-            taken = matches!(self.read(&mut frames, &mut Vec::new(), self.patience).await, Got::Result(_));
+            taken = matches!(self.read(&mut frames, &mut Vec::new(), self.time_limit).await, Got::Result(_));
         }
         self.reports.push((label, taken));
     }
@@ -314,7 +314,7 @@ impl Driver {
         if answer.status() == 200 {
             let body = answer.text().await.unwrap_or_default();
             if !body.is_empty() && !body.contains(&self.key) {
-                self.tally.wrong(&self.name, format!("is no driver any more: {body}"));
+                self.stats.wrong(&self.name, format!("is no driver any more: {body}"));
             }
         }
     }

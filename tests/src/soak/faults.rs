@@ -1,7 +1,7 @@
 //! One fault after the other, of every class in turn, each at a moment when running turns are there to be hit.
 
-use super::dice::Dice;
-use super::tally::{Class, Tally};
+use super::rng::Rng;
+use super::stats::{Class, Stats};
 use crate::cluster::{Cluster, LEASE, Mode, Node};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,20 +46,20 @@ const WHOLE: &[Class] = &[
 #[derive(Debug)]
 pub struct Faults<'a> {
     pub cluster: &'a mut Cluster,
-    pub dice: Dice,
-    pub tally: Arc<Tally>,
+    pub rng: Rng,
+    pub stats: Arc<Stats>,
     /// How long Redis stays away at most.
     pub outage: Duration,
 }
 
 impl Faults<'_> {
-    /// Goes on until `end`, in an order that the dice choose.
+    /// Goes on until `end`, in a random order.
     pub async fn run(&mut self, classes: &[Class], end: Instant) {
         loop {
             let mut round = classes.to_vec();
-            self.dice.shuffle(&mut round);
+            self.rng.shuffle(&mut round);
             for class in round {
-                sleep(self.dice.millis(500..2500)).await;
+                sleep(self.rng.millis(500..2500)).await;
                 if Instant::now() >= end {
                     return;
                 }
@@ -73,28 +73,28 @@ impl Faults<'_> {
             eprintln!("no turn runs to be hit when {}", class.what());
             return;
         };
-        eprintln!("{} {} (node {node}, {here} of {all} running turns)", self.tally.clock(), class.what());
-        self.tally.begin(class);
+        eprintln!("{} {} (node {node}, {here} of {all} running turns)", self.stats.clock(), class.what());
+        self.stats.begin(class);
         self.strike(class, node).await;
-        self.tally.hit(class, if WHOLE.contains(&class) { all } else { here });
+        self.stats.hit(class, if WHOLE.contains(&class) { all } else { here });
         self.recover(class).await;
     }
 
     /// From its beginning to its end.
     async fn strike(&mut self, class: Class, node: usize) {
-        let (freeze, hang) = (LEASE + self.dice.millis(500..4000), self.dice.millis(1000..8000));
-        let outage = self.dice.millis(500..self.outage.as_millis() as u64);
+        let (freeze, hang) = (LEASE + self.rng.millis(500..4000), self.rng.millis(1000..8000));
+        let outage = self.rng.millis(500..self.outage.as_millis() as u64);
         match class {
             Class::Killed => self.kill(node).await,
             Class::Drained => {
-                self.tally.trouble(node);
+                self.stats.trouble(node);
                 self.cluster.nodes[node].server.terminate();
                 self.cluster.nodes[node].server.ended().await;
                 self.cluster.nodes[node].start().await;
             }
             Class::Frozen => self.freeze(node, freeze).await,
             Class::Dozed => {
-                let doze = self.dice.millis(100..1500);
+                let doze = self.rng.millis(100..1500);
                 self.freeze(node, doze).await;
             }
             Class::RedisHangs => self.break_links(node, Mode::Stall, &[true], hang).await,
@@ -132,7 +132,7 @@ impl Faults<'_> {
                 self.cluster.redis.as_mut().expect("its own Redis").stop();
                 sleep(outage / 2).await;
                 self.cluster.nodes[node].server.kill9();
-                self.tally.trouble(node);
+                self.stats.trouble(node);
                 sleep(outage / 2).await;
                 self.cluster.redis.as_mut().expect("its own Redis").run();
                 self.cluster.nodes[node].start().await;
@@ -146,15 +146,15 @@ impl Faults<'_> {
     }
 
     async fn kill(&mut self, node: usize) {
-        self.tally.trouble(node);
+        self.stats.trouble(node);
         self.cluster.nodes[node].server.kill9();
         // Long enough for the others to notice that it is gone.
-        sleep(LEASE + self.dice.millis(0..3000)).await;
+        sleep(LEASE + self.rng.millis(0..3000)).await;
         self.cluster.nodes[node].start().await;
     }
 
     async fn freeze(&self, node: usize, time: Duration) {
-        self.tally.trouble(node);
+        self.stats.trouble(node);
         self.cluster.nodes[node].server.signal("STOP");
         sleep(time).await;
         self.cluster.nodes[node].server.signal("CONT");
@@ -162,7 +162,7 @@ impl Faults<'_> {
 
     /// Breaks a node's ways to Redis (true) and the database (false) for a time.
     async fn break_links(&self, node: usize, mode: Mode, links: &[bool], time: Duration) {
-        self.tally.trouble(node);
+        self.stats.trouble(node);
         let Node { redis, postgres, .. } = &self.cluster.nodes[node];
         let set = |mode| {
             let proxies =
@@ -219,15 +219,15 @@ impl Faults<'_> {
                     other => format!("{other:?}"),
                 };
                 if Instant::now() > end {
-                    self.tally
+                    self.stats
                         .wrong(&format!("node {number}"), format!("is not ready after {}: {state}", class.what()));
                     break;
                 }
                 sleep(Duration::from_millis(50)).await;
             }
         }
-        self.tally.well();
-        self.tally.end();
-        eprintln!("{} all nodes are ready", self.tally.clock());
+        self.stats.well();
+        self.stats.end();
+        eprintln!("{} all nodes are ready", self.stats.clock());
     }
 }

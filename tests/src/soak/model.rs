@@ -4,8 +4,8 @@
 //! It keeps what each session asked until the session has been checked, and notices how long a question whose asker is
 //! gone waits for the next.
 
-use super::dice::Dice;
-use super::tally::{Class, Tally};
+use super::rng::Rng;
+use super::stats::{Class, Stats};
 use crate::http1::{Conn, Request, Serving, serve};
 use crate::provider::Answer;
 use serde_json::json;
@@ -21,27 +21,27 @@ struct Asked {
 }
 
 #[derive(Debug)]
-struct Mind {
+struct Responder {
     seed: u64,
-    tally: Arc<Tally>,
+    stats: Arc<Stats>,
     sessions: Mutex<HashMap<String, Asked>>,
 }
 
 /// The running model.
 #[derive(Debug)]
 pub struct Model {
-    mind: Arc<Mind>,
+    responder: Arc<Responder>,
     serving: Serving,
 }
 
 impl Model {
     /// Starts it.
-    pub async fn start(seed: u64, tally: Arc<Tally>) -> Self {
-        let mind = Arc::new(Mind { seed, tally, sessions: Mutex::default() });
-        let shared = mind.clone();
+    pub async fn start(seed: u64, stats: Arc<Stats>) -> Self {
+        let responder = Arc::new(Responder { seed, stats, sessions: Mutex::default() });
+        let shared = responder.clone();
         let serving =
             serve(([127, 0, 0, 1], 0).into(), move |request, conn| answer(shared.clone(), request, conn)).await;
-        Self { mind, serving }
+        Self { responder, serving }
     }
 
     /// What goes into `base_url`.
@@ -51,16 +51,16 @@ impl Model {
 
     /// What a session has asked.
     pub fn asked(&self, tag: &str) -> Vec<Request> {
-        self.mind.with(tag, |asked| asked.requests.clone())
+        self.responder.with(tag, |asked| asked.requests.clone())
     }
 
     /// A session is over and checked.
     pub fn forget(&self, tag: &str) {
-        self.mind.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
+        self.responder.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
     }
 }
 
-impl Mind {
+impl Responder {
     fn with<T>(&self, tag: &str, look: impl FnOnce(&mut Asked) -> T) -> T {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         look(sessions.entry(tag.to_owned()).or_default())
@@ -74,27 +74,27 @@ impl Mind {
 
     /// The answer to a question that is asked for the nth time, and how long it takes.
     fn decide(&self, body: &str, tag: &str, nth: usize) -> (Duration, Answer) {
-        let mut dice = Dice::new(self.seed, &format!("{nth} {body}"));
-        let delay = match dice.below(10) {
-            0 => dice.millis(1000..4000),
-            1..4 => dice.millis(80..600),
-            _ => dice.millis(5..80),
+        let mut rng = Rng::new(self.seed, &format!("{nth} {body}"));
+        let delay = match rng.below(10) {
+            0 => rng.millis(1000..4000),
+            1..4 => rng.millis(80..600),
+            _ => rng.millis(5..80),
         };
         if delay >= Duration::from_secs(1) {
-            self.tally.hit(Class::ProviderSlow, 1);
+            self.stats.hit(Class::ProviderSlow, 1);
         }
         let second = body.contains("\"mock-second\"");
-        if !second && dice.percent(8) {
-            self.tally.hit(Class::ProviderFails, 1);
+        if !second && rng.percent(8) {
+            self.stats.hit(Class::ProviderFails, 1);
             let fault =
                 [Answer::status(529), Answer::status(500), Answer::raw("garbage"), Answer::HangUp, Answer::CutBody];
-            return (delay, fault[dice.below(fault.len())].clone());
+            return (delay, fault[rng.below(fault.len())].clone());
         }
-        let unique = dice.below(usize::MAX);
+        let unique = rng.below(usize::MAX);
         let id = |part: &str| format!("tu_{unique:x}{part}");
         let clock = |part: &str| (id(part), "clock", json!({}));
         let list = |part: &str| (id(part), "ls", json!({"id": id(part)}));
-        let tools = match dice.below(100) {
+        let tools = match rng.below(100) {
             0..22 => vec![clock("c")],
             22..42 => vec![list("m")],
             42..50 => vec![list("m"), clock("c")],
@@ -108,27 +108,27 @@ impl Mind {
     }
 }
 
-async fn answer(mind: Arc<Mind>, request: Request, mut conn: Conn) {
+async fn answer(responder: Arc<Responder>, request: Request, mut conn: Conn) {
     let body = request.text();
-    let tag = Mind::tag(&body);
-    let (nth, left) = mind.with(&tag, |asked| {
+    let tag = Responder::tag(&body);
+    let (nth, left) = responder.with(&tag, |asked| {
         let nth = asked.requests.iter().filter(|earlier| earlier.body == request.body).count();
         let left = asked.left.remove(&request.body);
         asked.requests.push(request.clone());
         (nth, left)
     });
     if let Some((when, Some(class))) = left {
-        mind.tally.again(class, when.elapsed());
+        responder.stats.again(class, when.elapsed());
     }
-    let (delay, answer) = mind.decide(&body, &tag, nth);
+    let (delay, answer) = responder.decide(&body, &tag, nth);
     tokio::select! {
         () = tokio::time::sleep(delay) => {
             let model = if body.contains("\"mock-second\"") { "mock-second" } else { "mock-main" };
             answer.send(false, model, &mut conn).await;
         }
         () = conn.closed() => {
-            let now = (Instant::now(), mind.tally.active());
-            mind.with(&tag, |asked| asked.left.insert(request.body, now));
+            let now = (Instant::now(), responder.stats.active());
+            responder.with(&tag, |asked| asked.left.insert(request.body, now));
         }
     }
 }

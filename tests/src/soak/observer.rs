@@ -1,22 +1,22 @@
 //! An observer of a session: it subscribes through any node, stays for a while, and goes on where it was through another,
 //! until it has seen the session's end.
 
-use super::dice::Dice;
+use super::rng::Rng;
 use crate::client::Session;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Watches from the event `first` on, with what clients say or without; returns the ids it saw, in order.
-pub async fn watch(views: Vec<Session>, first: String, clients: bool, mut dice: Dice) -> Vec<String> {
+pub async fn watch(views: Vec<Session>, first: String, clients: bool, mut rng: Rng) -> Vec<String> {
     let mut seen: Vec<String> = Vec::new();
     loop {
-        let view = &views[dice.below(views.len())];
+        let view = &views[rng.below(views.len())];
         let params = json!({"since_event_id": seen.last().unwrap_or(&first), "include_client_events": clients});
-        let stay = if dice.percent(25) { dice.millis(20..800) } else { dice.millis(1000..8000) };
+        let stay = if rng.percent(25) { rng.millis(20..800) } else { rng.millis(1000..8000) };
         let asked = timeout(Duration::from_secs(15), view.try_start("session.subscribe", params)).await;
         let Ok(Ok(mut frames)) = asked else {
-            sleep(dice.millis(50..200)).await;
+            sleep(rng.millis(50..200)).await;
             continue;
         };
         let leave = Instant::now() + stay;

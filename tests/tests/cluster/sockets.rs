@@ -4,10 +4,10 @@ use serde_json::json;
 use tests::checker::Accepted;
 use tests::client::{Session, ids, types};
 use tests::cluster::{Cluster, Plan};
+use tests::fixture::clock;
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
-use tests::world::clock;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 

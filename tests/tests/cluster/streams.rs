@@ -25,15 +25,11 @@ async fn reconnects_on_random_nodes() {
     let watch = async {
         let mut seen: Vec<String> = vec![first];
         // Any sequence does; this one is the same each time.
-        let mut dice = 12_345_u64;
-        let mut roll = |sides: u64| {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (dice >> 33) % sides
-        };
+        let mut rng = fastrand::Rng::with_seed(12_345);
         loop {
             let params = json!({"since_event_id": seen.last(), "include_client_events": true});
-            let mut stream = cluster.at(&session, roll(3) as usize).start("session.subscribe", params).await;
-            for _ in 0..roll(12) {
+            let mut stream = cluster.at(&session, rng.usize(..3)).start("session.subscribe", params).await;
+            for _ in 0..rng.usize(..12) {
                 let frame = stream.next().await.expect("another event");
                 seen.push(frame["params"]["id"].as_str().unwrap_or_else(|| panic!("{frame}")).to_owned());
                 if frame["params"]["event_type"] == "session.close" {

@@ -1,14 +1,14 @@
-//! Kills at random moments under load, as an operator's bad day; what must hold is looked for in the log afterwards.
+//! Kills at random moments under load; afterwards the log is checked for what must hold.
 
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tests::client::{Session, of_type};
+use tests::fixture::Plan;
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp};
 use tests::poll::{DEADLINE, until};
 use tests::provider::Answer;
-use tests::world::Plan;
 
 /// Sends until an answer has come, as a client with retries does: the same key each time.
 async fn insist(session: &Session, key: &str) -> Value {
@@ -35,17 +35,17 @@ async fn kills_under_load() {
     const SESSIONS: usize = 4;
     const CALLS: usize = 12;
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let mut world = Plan::default().mcp(&mcp).env("BAE_MAX_TURN_ITERATIONS", "100").start().await;
+    let mut fixture = Plan::default().mcp(&mcp).env("BAE_MAX_TURN_ITERATIONS", "100").start().await;
     // Every third provider answer wants a tool, whoever asks.
     for number in 0..200 {
-        world.provider.push(match number % 3 {
+        fixture.provider.push(match number % 3 {
             0 => Answer::tools(&[(&format!("tu_{number}"), "ls", json!({"n": number}))]),
             _ => Answer::text(&format!("answer {number}")),
         });
     }
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
-        sessions.push(world.driver().await);
+        sessions.push(fixture.driver().await);
     }
     let done = AtomicUsize::new(0);
     let finished = AtomicBool::new(false);
@@ -65,16 +65,15 @@ async fn kills_under_load() {
         finished.store(true, Ordering::Relaxed);
         answers
     };
-    let server = &mut world.server;
+    let server = &mut fixture.server;
     let killer = async {
-        let mut random = 99u64;
+        let mut rng = fastrand::Rng::with_seed(99);
         let mut kills = 0;
         let mut seen = 0;
         while !finished.load(Ordering::Relaxed) {
             // Some progress between kills, then a random moment.
             let progress = done.load(Ordering::Relaxed);
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            tokio::time::sleep(Duration::from_millis((random >> 33) % 40)).await;
+            tokio::time::sleep(Duration::from_millis(rng.u64(..40))).await;
             if progress >= seen + 4 && kills < 8 {
                 server.crash().await;
                 kills += 1;
@@ -98,24 +97,24 @@ async fn kills_under_load() {
             }
         }
     }
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// Many unfinished turns at once are all carried on after a restart, with nobody connected.
 #[tokio::test]
 async fn everything_unfinished_is_carried_on() {
-    let mut world = tests::world::World::start().await;
+    let mut fixture = tests::fixture::Fixture::start().await;
     let mut waiting = Vec::new();
     for number in 0..25 {
-        let session = world.driver().await;
-        let mut held = world.provider.hold(Answer::text("never sent"));
+        let session = fixture.driver().await;
+        let mut held = fixture.provider.hold(Answer::text("never sent"));
         let stream = session.start_send(format!("turn {number}")).await;
         held.arrived().await;
         waiting.push((session, held, stream));
     }
-    world.server.crash().await;
+    fixture.server.crash().await;
     for (session, _, _) in &waiting {
         session.until_last("server.message.send").await;
     }
-    assert_eq!(world.provider.requests().len(), 50);
+    assert_eq!(fixture.provider.requests().len(), 50);
 }

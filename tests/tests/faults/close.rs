@@ -2,17 +2,17 @@
 
 use serde_json::json;
 use tests::client::{of_type, types};
+use tests::fixture::{Fixture, Plan};
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
-use tests::world::{Plan, World};
 
 /// D7: closing during a provider call ends the turn; nothing is logged after `session.close`.
 #[tokio::test]
 async fn during_a_provider_call() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::text("too late"));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::text("too late"));
     let running = session.start_send("work").await;
     held.arrived().await;
     let queued = second.start_send("waiting").await;
@@ -36,14 +36,14 @@ async fn during_a_provider_call() {
 #[tokio::test]
 async fn during_a_tool_call() {
     let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     let mut held = mcp.hold(Outcome::Text("too late".to_owned()));
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
     let running = session.start_send("work").await;
     held.arrived().await;
     let children = || {
-        let path = format!("/proc/{0}/task/{0}/children", world.server.pid());
+        let path = format!("/proc/{0}/task/{0}/children", fixture.server.pid());
         std::fs::read_to_string(path).map(|list| list.split_whitespace().count()).unwrap_or_default()
     };
     session.delete().await.expect(200);
@@ -59,10 +59,10 @@ async fn during_a_tool_call() {
 
 #[tokio::test]
 async fn during_a_pause() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("pause").await;
     let queued = second.start_send("waiting").await;
     second.delete().await.expect(200);
@@ -75,9 +75,9 @@ async fn during_a_pause() {
 /// Two deletes at once: one closes, the other conflicts.
 #[tokio::test]
 async fn twice_at_once() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     for _ in 0..5 {
-        let session = world.driver().await;
+        let session = fixture.driver().await;
         let (one, two) = tokio::join!(session.delete(), session.delete());
         let mut statuses = [one.status, two.status];
         statuses.sort_unstable();
@@ -89,17 +89,17 @@ async fn twice_at_once() {
 /// Revoking a key in the middle of its turn: the turn ends in the log unseen, the streams and queued calls end at once.
 #[tokio::test]
 async fn revoked_in_a_turn() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let key = world.admin.key("second", &world.profile).await;
-    let second = world.api.join(&session.id, &key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let key = fixture.admin.key("second", &fixture.profile).await;
+    let second = fixture.api.join(&session.id, &key.secret, &json!({})).await;
     second.register().await;
-    let mut held = world.provider.hold(Answer::text("unseen"));
+    let mut held = fixture.provider.hold(Answer::text("unseen"));
     let running = second.start_send("work").await;
     held.arrived().await;
     let queued = second.start_send("dropped").await;
     let kept = session.start_send("kept").await;
-    world.admin.revoke(&key).await;
+    fixture.admin.revoke(&key).await;
     running.finish().await;
     queued.finish().await;
     held.release();
@@ -114,19 +114,19 @@ async fn revoked_in_a_turn() {
 /// A revoked owner's pause counts as expired.
 #[tokio::test]
 async fn revoked_in_a_pause() {
-    let world = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
-    let session = world.driver().await;
-    let key = world.admin.key("second", &world.profile).await;
-    let second = world.api.join(&session.id, &key.secret, &json!({"tools": [tests::world::clock()]})).await;
+    let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
+    let session = fixture.driver().await;
+    let key = fixture.admin.key("second", &fixture.profile).await;
+    let second = fixture.api.join(&session.id, &key.secret, &json!({"tools": [tests::fixture::clock()]})).await;
     second.register().await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     second.send("pause").await;
     let waiting = session.start_send("next").await;
-    world.admin.revoke(&key).await;
+    fixture.admin.revoke(&key).await;
     let outcome = waiting.finish().await;
     assert_eq!(outcome.text(), "ok");
     assert_eq!(of_type(&outcome.events(), "session.error")[0]["payload"]["reason"], "driver_turn_abandoned");
-    tests::history::assert_all_paired(&world.provider);
+    tests::history::assert_all_paired(&fixture.provider);
 }
 
 /// S6: stopping what runs takes seconds, and the server dies in between, with a queued call, a local report and a second
@@ -134,12 +134,12 @@ async fn revoked_in_a_pause() {
 #[tokio::test]
 async fn killed_while_closing() {
     let mcp = Mcp::start("files", Kind::StubbornStdio, &["ls"]).await;
-    let mut world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    let mut fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
     session.send("start the process").await.text();
-    let mut held = world.provider.hold(Answer::text("too late"));
+    let mut held = fixture.provider.hold(Answer::text("too late"));
     let running = session.start_send("work").await;
     held.arrived().await;
     let queued = second.start_send("waiting").await;
@@ -154,7 +154,7 @@ async fn killed_while_closing() {
                 .map(|answer| answer.status().as_u16())
         }
     });
-    let database = world.database().await;
+    let database = fixture.database().await;
     tests::poll::until(tests::poll::DEADLINE, "the mark of closing", async || {
         if database.is_closing(&session.id).await { Ok(()) } else { Err(session.types().await) }
     })
@@ -168,11 +168,11 @@ async fn killed_while_closing() {
     assert_eq!(session.send("more").await.error(), closed);
     assert_eq!(session.delete().await.problem(409, "session_closed"), "session is already closed");
     assert!(database.is_closing(&session.id).await, "all this happened while it was closing");
-    world.server.crash().await;
+    fixture.server.crash().await;
     assert!(deleting.await.unwrap().is_err(), "the first DELETE was cut");
     let events = session.until_last("session.close").await;
     assert_eq!(of_type(&events, "session.close").len(), 1);
     assert_eq!(events.last().unwrap()["payload"], json!({"reason": "client_close"}));
     assert_eq!(session.delete().await.problem(409, "session_closed"), "session is already closed");
-    assert_eq!(world.admin.state(&session.id).await, "closed");
+    assert_eq!(fixture.admin.state(&session.id).await, "closed");
 }

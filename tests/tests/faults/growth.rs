@@ -1,13 +1,13 @@
 //! F16, D13: what a long conversation costs.
 
-use tests::world::World;
+use tests::fixture::Fixture;
 
 /// The database grows by the turn, not with the square of the conversation.
 #[tokio::test]
 async fn the_log_grows_linearly() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let database = world.database().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let database = fixture.database().await;
     let message = "m".repeat(200);
     let mut sizes = vec![database.size().await];
     for _ in 0..3 {
@@ -24,7 +24,7 @@ async fn the_log_grows_linearly() {
     assert!(grown[2] * 2 <= grown[1] * 3 + 65_536, "{sizes:?}");
     assert!(grown[2] < 40 * 5_000, "{sizes:?}");
     // And readers still get every payload whole.
-    let sent = world.provider.last()["messages"].clone();
+    let sent = fixture.provider.last()["messages"].clone();
     let events = session.events().await;
     let requests = tests::client::of_type(&events, "provider.request");
     assert_eq!(requests.last().unwrap()["payload"]["messages"], sent);

@@ -2,35 +2,35 @@
 
 use serde_json::json;
 use tests::client::of_type;
+use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::{Answer, Provider};
-use tests::world::{Plan, World};
 
 /// Everything in one conversation: a crash in a tool, a timeout, a disconnect, a fallback, compactions, a plain message.
 #[tokio::test]
 async fn one_thing_after_another() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
     let spare = Provider::start().await;
-    let mut world =
+    let mut fixture =
         Plan::default().mcp(&mcp).fallback("spare", "anthropic", &spare).env("BAE_TURN_TIMEOUT", "1").start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
 
     // A crash between a tool's request and its response, in a mixed round.
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({})), ("tu_2", "clock", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({})), ("tu_2", "clock", json!({}))]));
     let mut held = mcp.hold(Outcome::Text("lost".to_owned()));
     let turn = session.start_send("crash").await;
     held.arrived().await;
-    world.server.crash().await;
+    fixture.server.crash().await;
     drop(turn);
     session.until_last("server.message.send").await;
     // Its pause runs out; the next driver's turn goes to the fallback, which wants a tool too.
-    world.provider.push(Answer::status(400));
+    fixture.provider.push(Answer::status(400));
     spare.push(Answer::tools(&[("tu_3", "clock", json!({})), ("tu_4", "ls", json!({}))]));
     second.send("reclaim").await;
     // Given up by a plain message, cut while the provider is asked.
-    let mut held = world.provider.hold(Answer::tools(&[("tu_5", "clock", json!({}))]));
+    let mut held = fixture.provider.hold(Answer::tools(&[("tu_5", "clock", json!({}))]));
     let turn = second.start_send("plain").await;
     held.arrived().await;
     drop(turn);
@@ -42,9 +42,9 @@ async fn one_thing_after_another() {
         if outcome.frames.len() == 1 { Err(outcome) } else { Ok(()) }
     })
     .await;
-    world.provider.push(Answer::tools(&[("tu_6", "ls", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_6", "ls", json!({}))]));
     assert_eq!(session.send("after it all").await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
     assert_all_paired(&spare);
     let events = session.events().await;
     assert_eq!(of_type(&events, "tool.call").len(), 6);
@@ -54,48 +54,50 @@ async fn one_thing_after_another() {
 /// A tool use that was cut off by the output budget is never answered, and no later request is spoilt by it.
 #[tokio::test]
 async fn a_truncated_tool_use() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let half =
         json!([{"type": "text", "text": "I will"}, {"type": "tool_use", "id": "tu_1", "name": "clock", "input": {}}]);
-    world.provider.push(Answer::blocks(half).truncated());
+    fixture.provider.push(Answer::blocks(half).truncated());
     session.send("go").await;
     assert_eq!(session.send("on").await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// Two uses of one id, and an id that was used before.
 #[tokio::test]
 async fn ids_that_repeat() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     for _ in 0..2 {
-        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+        fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
         assert_eq!(session.send("go").await.text(), "ok");
     }
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("go").await;
     assert_eq!(session.answer(&[("tu_1", "now")]).await.text(), "ok");
-    assert_all_paired(&world.provider);
-    assert!(world.provider.last().to_string().contains("now"));
+    assert_all_paired(&fixture.provider);
+    assert!(fixture.provider.last().to_string().contains("now"));
 }
 
 /// D12: a tool declared by name alone carries no nulls, and unknown extra fields of a tool are not forwarded.
 #[tokio::test]
 async fn tool_declarations_upstream() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     let schema = r#"{"b":1,"a":1.10,"type":"object"}"#;
     let body = format!(
         r#"{{"tools":[{{"name":"clock"}},{{"name":"weather","description":"W","input_schema":{schema},"x":1}}]}}"#
     );
-    let request =
-        world.api.request("POST", "/api/v1/sessions").header("authorization", format!("Bearer {}", world.key.secret));
-    let reply = world.api.send(request.header("content-type", "application/json").body(body)).await.expect(201);
-    let session = world.api.session(&reply);
+    let request = fixture
+        .api
+        .request("POST", "/api/v1/sessions")
+        .header("authorization", format!("Bearer {}", fixture.key.secret));
+    let reply = fixture.api.send(request.header("content-type", "application/json").body(body)).await.expect(201);
+    let session = fixture.api.session(&reply);
     session.register().await;
     session.send("go").await.text();
-    let request = &world.provider.requests()[0];
+    let request = &fixture.provider.requests()[0];
     let sent = request.json()["tools"].clone();
     assert!(!sent[0].to_string().contains("null"), "{sent}");
     assert_eq!(sent[0]["name"], "clock");

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use tests::client::Session;
+use tests::fixture::{Fixture, Plan};
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
-use tests::world::{Plan, World};
 
 /// Sends content exactly as written, and reads lines that a parser may refuse.
 async fn send_raw(session: &Session, content: &str) -> Vec<String> {
@@ -25,49 +25,49 @@ fn succeeded(lines: &[String]) -> bool {
 /// Numbers, key order, escapes and unknown blocks arrive at the provider, in the log and in the history byte for byte.
 #[tokio::test]
 async fn json_is_passed_on_byte_for_byte() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let content = concat!(
         r#"[{"type":"text","text":"NUL \u0000, \u00e9 é, slash \/, pair \ud83d\ude00"},"#,
         r#"{"zeta":1.10,"type":"custom","alpha":9007199254740993,"big":123456789012345678901234567890,"e":1E400,"neg":-0,"a":1}]"#
     );
     assert!(succeeded(&send_raw(&session, content).await));
     assert!(succeeded(&send_raw(&session, r#""again""#).await));
-    let [first, second] = &world.provider.requests()[..] else { panic!("two requests") };
+    let [first, second] = &fixture.provider.requests()[..] else { panic!("two requests") };
     assert!(first.text().contains(content), "{}", first.text());
     assert!(second.text().contains(content), "{}", second.text());
-    let log = world.api.get(&session.path("/events"), &session.key).await.body;
+    let log = fixture.api.get(&session.path("/events"), &session.key).await.body;
     assert_eq!(log.matches(content).count(), 3, "the message and two requests: {log}");
 }
 
 /// Half a surrogate pair, which some languages' JSON writers produce: passed on as it came, or refused; never a broken log.
 #[tokio::test]
 async fn half_a_surrogate_pair() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let content = r#"[{"type":"text","text":"half \ud83d a pair"}]"#;
     if succeeded(&send_raw(&session, content).await) {
-        assert!(world.provider.requests()[0].text().contains(content));
+        assert!(fixture.provider.requests()[0].text().contains(content));
     }
     assert!(succeeded(&send_raw(&session, r#""again""#).await));
-    world.api.get(&session.path("/events"), &session.key).await.expect(200);
-    world.server_lives().await;
+    fixture.api.get(&session.path("/events"), &session.key).await.expect(200);
+    fixture.server_lives().await;
 }
 
 /// The same for what comes back: tool inputs and answers.
 #[tokio::test]
 async fn answers_are_passed_on_byte_for_byte() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     let input = r#"{"z":1.10,"a":9007199254740993,"n":"\u0000"}"#;
     let body = |name: &str, id: &str| {
         format!(
             r#"{{"id":"m","type":"message","role":"assistant","content":[{{"type":"tool_use","id":"{id}","name":"{name}","input":{input}}}],"stop_reason":"tool_use","usage":{{"input_tokens":1,"output_tokens":1}}}}"#
         )
     };
-    world.provider.push(Answer::raw(&body("ls", "tu_1")));
-    world.provider.push(Answer::raw(&body("clock", "tu_2")));
+    fixture.provider.push(Answer::raw(&body("ls", "tu_1")));
+    fixture.provider.push(Answer::raw(&body("clock", "tu_2")));
     let mut turn = session.start_send("go").await;
     let mut all = String::new();
     while let Some(line) = turn.line().await {
@@ -75,48 +75,48 @@ async fn answers_are_passed_on_byte_for_byte() {
     }
     assert!(all.matches(input).count() >= 4, "{all}");
     session.answer(&[("tu_2", "x")]).await.text();
-    let last = world.provider.requests().last().unwrap().text();
+    let last = fixture.provider.requests().last().unwrap().text();
     assert_eq!(last.matches(input).count(), 2, "{last}");
 }
 
 #[tokio::test]
 async fn a_megabyte_in_one_line() {
     let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     let line = "0123456789abcdef".repeat(1 << 16);
     mcp.push(Outcome::Text(line.clone()));
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({"text": line}))]));
-    world.provider.push(Answer::text(&line));
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({"text": line}))]));
+    fixture.provider.push(Answer::text(&line));
     let outcome = session.send(line.as_str()).await;
     assert_eq!(outcome.text(), line);
     assert_eq!(mcp.calls()[0]["arguments"]["text"], json!(line));
-    assert!(world.provider.last()["messages"][2].to_string().contains(&line));
+    assert!(fixture.provider.last()["messages"][2].to_string().contains(&line));
     assert_eq!(session.events().await.last().unwrap()["payload"]["content"][0]["text"], json!(line));
 }
 
 /// Nesting that overflows careless parsers is an error or passes through, and the server lives.
 #[tokio::test]
 async fn deep_nesting() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     for depth in [100, 10_000, 1_000_000] {
         let nested = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
-        let session = world.driver().await;
+        let session = fixture.driver().await;
         succeeded(&send_raw(&session, &format!(r#"[{{"type":"text","text":"x","deep":{nested}}}]"#)).await);
         // As a member that nobody looks at.
         let envelope = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"session.registerDriver","deep":{nested}}}"#);
         succeeded(&session.raw(envelope).await.lines().await);
-        let request = world.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
-        let request = request.header("authorization", format!("Bearer {}", world.key.secret));
-        let reply = world.api.send(request.body(format!(r#"{{"client_version":"1","deep":{nested}}}"#))).await;
+        let request = fixture.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
+        let request = request.header("authorization", format!("Bearer {}", fixture.key.secret));
+        let reply = fixture.api.send(request.body(format!(r#"{{"client_version":"1","deep":{nested}}}"#))).await;
         assert!([201, 400].contains(&reply.status), "{reply:?}");
         // From a provider.
         let answer = format!(r#"{{"content":[{{"type":"x","deep":{nested}}}],"stop_reason":"end_turn"}}"#);
-        world.provider.push(Answer::raw(&answer));
-        let session = world.driver().await;
+        fixture.provider.push(Answer::raw(&answer));
+        let session = fixture.driver().await;
         succeeded(&send_raw(&session, r#""deep""#).await);
-        world.api.get(&session.path("/events"), &session.key).await.expect(200);
-        world.server_lives().await;
+        fixture.api.get(&session.path("/events"), &session.key).await.expect(200);
+        fixture.server_lives().await;
     }
 }
 
@@ -124,8 +124,8 @@ async fn deep_nesting() {
 #[tokio::test]
 async fn invalid_utf8() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     let bad = b"\xff\xfe\x80".as_slice();
     let mut body =
         br#"{"jsonrpc":"2.0","id":1,"method":"session.sendMessage","params":{"message":{"content":""#.to_vec();
@@ -137,26 +137,26 @@ async fn invalid_utf8() {
     result.extend_from_slice(bad);
     result.extend_from_slice(br#""}]}}"#);
     mcp.push(Outcome::Garbage(result));
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
     assert_eq!(session.send("a tool").await.text(), "ok");
 
     let mut answer = br#"{"content":[{"type":"text","text":"before "#.to_vec();
     answer.extend_from_slice(bad);
     answer.extend_from_slice(br#" after"}],"stop_reason":"end_turn"}"#);
-    world.provider.push(Answer::Raw { status: 200, headers: Vec::new(), body: answer });
+    fixture.provider.push(Answer::Raw { status: 200, headers: Vec::new(), body: answer });
     let outcome = session.send("a provider").await;
     assert!(outcome.result()["message"]["content"].is_array());
     // Error bodies are logged too, whatever they are.
-    world.provider.push(Answer::Raw { status: 400, headers: Vec::new(), body: b"\xffnot\0json".to_vec() });
-    world.driver().await.send("an error").await.result();
+    fixture.provider.push(Answer::Raw { status: 400, headers: Vec::new(), body: b"\xffnot\0json".to_vec() });
+    fixture.driver().await.send("an error").await.result();
 }
 
 /// Tool results of every shape that MCP allows, and some that it does not.
 #[tokio::test]
 async fn tool_results_of_every_shape() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     for (index, result) in [
         json!({"content": []}),
         json!({"content": [{"type": "text", "text": ""}]}),
@@ -174,20 +174,20 @@ async fn tool_results_of_every_shape() {
     {
         let id = format!("tu_{index}");
         mcp.push(Outcome::Result(result.clone()));
-        world.provider.push(Answer::tools(&[(&id, "ls", json!({}))]));
+        fixture.provider.push(Answer::tools(&[(&id, "ls", json!({}))]));
         assert_eq!(session.send("go").await.text(), "ok", "{result}");
-        let sent = world.provider.last()["messages"].as_array().unwrap().last().unwrap().clone();
+        let sent = fixture.provider.last()["messages"].as_array().unwrap().last().unwrap().clone();
         let block: &Value = &sent["content"][0];
         assert_eq!((&block["type"], &block["tool_use_id"]), (&json!("tool_result"), &json!(id)), "{result}: {sent}");
     }
-    tests::history::assert_all_paired(&world.provider);
+    tests::history::assert_all_paired(&fixture.provider);
 }
 
 /// Envelopes and bodies with bytes changed, doubled, dropped and swapped: each gets one well-formed answer.
 #[tokio::test]
 async fn mutated_requests() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let seeds = [
         r#"{"jsonrpc":"2.0","id":1,"method":"session.registerDriver","params":{}}"#,
         r#"{"jsonrpc":"2.0","id":"x","method":"session.updateClientTools","params":{"tools":[{"name":"clock","input_schema":{"a":[1.5e3]}}]}}"#,
@@ -198,11 +198,8 @@ async fn mutated_requests() {
         r#"{"client_version":"1","tools":[{"name":"clock","description":"d","input_schema":{}}],"compaction":{"mode":"auto","size":1000}}"#,
         r#"{"sandbox_tools":[{"name":"s","input_schema":{"properties":{"command":{"type":"string"}},"required":["command"]}}]}"#,
     ];
-    let mut random = 4711u64;
-    let mut next = |below: usize| {
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (random >> 33) as usize % below.max(1)
-    };
+    let mut rng = fastrand::Rng::with_seed(4711);
+    let mut next = |below: usize| rng.usize(..below.max(1));
     let mut mutate = |seed: &str| {
         let mut bytes = seed.as_bytes().to_vec();
         for _ in 0..=next(3) {
@@ -233,12 +230,12 @@ async fn mutated_requests() {
         if round % 4 == 0 {
             let body = mutate(bodies[round % bodies.len()]);
             let shown = String::from_utf8_lossy(&body).into_owned();
-            let request = world.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
-            let request = request.header("authorization", format!("Bearer {}", world.key.secret)).body(body);
-            let reply = world.api.send(request).await;
+            let request = fixture.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
+            let request = request.header("authorization", format!("Bearer {}", fixture.key.secret)).body(body);
+            let reply = fixture.api.send(request).await;
             assert!([201, 400, 403, 422].contains(&reply.status), "{shown}: {reply:?}");
             reply.json();
         }
     }
-    world.server_lives().await;
+    fixture.server_lives().await;
 }

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 use tests::client::of_type;
+use tests::fixture::{Fixture, Plan};
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
-use tests::world::{Plan, World};
 
 /// One round that calls `ls`; whether its result was an error.
-async fn round(world: &World, session: &tests::client::Session) -> bool {
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+async fn round(fixture: &Fixture, session: &tests::client::Session) -> bool {
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
     let outcome = session.send("go").await;
     assert_eq!(outcome.text(), "ok", "the turn goes on whatever the tool does");
     let events = outcome.events();
@@ -23,9 +23,9 @@ async fn round(world: &World, session: &tests::client::Session) -> bool {
 async fn an_error_result_and_then_it_works_again() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
         let mcp = Mcp::start("files", kind, &["ls"]).await;
-        let world = Plan::default().mcp(&mcp).start().await;
-        let session = world.driver().await;
-        assert!(!round(&world, &session).await, "{kind:?}");
+        let fixture = Plan::default().mcp(&mcp).start().await;
+        let session = fixture.driver().await;
+        assert!(!round(&fixture, &session).await, "{kind:?}");
         for outcome in [
             Outcome::IsError("no".to_owned()),
             Outcome::RpcError(-32000, "broken".to_owned()),
@@ -38,10 +38,10 @@ async fn an_error_result_and_then_it_works_again() {
                 continue;
             }
             mcp.push(outcome);
-            assert!(round(&world, &session).await, "{shown}");
-            assert!(!round(&world, &session).await, "after {shown}");
+            assert!(round(&fixture, &session).await, "{shown}");
+            assert!(!round(&fixture, &session).await, "after {shown}");
         }
-        tests::history::assert_all_paired(&world.provider);
+        tests::history::assert_all_paired(&fixture.provider);
     }
 }
 
@@ -50,14 +50,14 @@ async fn an_error_result_and_then_it_works_again() {
 async fn it_dies_between_calls() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
         let mcp = Mcp::start("files", kind, &["ls"]).await;
-        let world = Plan::default().mcp(&mcp).start().await;
-        let session = world.driver().await;
-        assert!(!round(&world, &session).await);
+        let fixture = Plan::default().mcp(&mcp).start().await;
+        let session = fixture.driver().await;
+        assert!(!round(&fixture, &session).await);
         mcp.refuse(true);
         mcp.hang_up();
-        assert!(round(&world, &session).await, "{kind:?}");
+        assert!(round(&fixture, &session).await, "{kind:?}");
         mcp.refuse(false);
-        assert!(!round(&world, &session).await, "{kind:?} reconnects");
+        assert!(!round(&fixture, &session).await, "{kind:?} reconnects");
     }
 }
 
@@ -65,12 +65,12 @@ async fn it_dies_between_calls() {
 #[tokio::test]
 async fn it_forgets_the_session() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
-    round(&world, &session).await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
+    round(&fixture, &session).await;
     mcp.forget_sessions();
-    round(&world, &session).await;
-    assert!(!round(&world, &session).await);
+    round(&fixture, &session).await;
+    assert!(!round(&fixture, &session).await);
     assert_eq!(mcp.opened(), 2);
 }
 
@@ -78,20 +78,20 @@ async fn it_forgets_the_session() {
 #[tokio::test]
 async fn the_tools_stay_the_sessions() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let mut world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let mut fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     session.send("before").await.text();
-    let tools = world.provider.last()["tools"].clone();
+    let tools = fixture.provider.last()["tools"].clone();
     mcp.offer(&["other"]);
     mcp.refuse(true);
-    world.server.crash().await;
+    fixture.server.crash().await;
     session.send("after").await.text();
-    assert_eq!(world.provider.last()["tools"], tools);
-    assert!(round(&world, &session).await, "down: an error result");
+    assert_eq!(fixture.provider.last()["tools"], tools);
+    assert!(round(&fixture, &session).await, "down: an error result");
     mcp.refuse(false);
-    round(&world, &session).await;
+    round(&fixture, &session).await;
     session.send("and then").await.text();
-    assert_eq!(world.provider.last()["tools"], tools);
+    assert_eq!(fixture.provider.last()["tools"], tools);
 }
 
 /// A server that cannot be reached when the session is created is skipped; the session is made.
@@ -100,10 +100,10 @@ async fn it_is_down_at_the_start() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
         let mcp = Mcp::start("files", kind, &["ls"]).await;
         mcp.refuse(true);
-        let world = Plan::default().mcp(&mcp).start().await;
-        let session = world.driver().await;
+        let fixture = Plan::default().mcp(&mcp).start().await;
+        let session = fixture.driver().await;
         assert_eq!(session.send("hello").await.text(), "ok", "{kind:?}");
-        assert_eq!(world.provider.last()["tools"].as_array().unwrap().len(), 1, "only the client's own");
+        assert_eq!(fixture.provider.last()["tools"].as_array().unwrap().len(), 1, "only the client's own");
     }
 }
 
@@ -112,11 +112,11 @@ async fn it_is_down_at_the_start() {
 async fn it_hangs() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
         let mcp = Mcp::start("files", kind, &["ls"]).await;
-        let world = Plan::default().mcp(&mcp).env("BAE_MCP_TIMEOUT", "1").start().await;
-        let session = world.driver().await;
+        let fixture = Plan::default().mcp(&mcp).env("BAE_MCP_TIMEOUT", "1").start().await;
+        let session = fixture.driver().await;
         let _held = mcp.hold(Outcome::Text("too late".to_owned()));
-        assert!(round(&world, &session).await, "{kind:?}");
-        assert!(!round(&world, &session).await, "{kind:?}: the next call");
-        tests::history::assert_all_paired(&world.provider);
+        assert!(round(&fixture, &session).await, "{kind:?}");
+        assert!(!round(&fixture, &session).await, "{kind:?}: the next call");
+        tests::history::assert_all_paired(&fixture.provider);
     }
 }

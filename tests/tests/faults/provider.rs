@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 use tests::client::of_type;
+use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::provider::{Answer, Provider};
-use tests::world::{Plan, World};
 
 /// Answers that are no answers: each attempt is in the log, the fallback takes over, the session lives.
 #[tokio::test]
 async fn useless_answers_fall_back() {
     let spare = Provider::start().await;
-    let world = Plan::default().provider("timeout_secs = 1").fallback("spare", "anthropic", &spare).start().await;
+    let fixture = Plan::default().provider("timeout_secs = 1").fallback("spare", "anthropic", &spare).start().await;
     spare.otherwise(Answer::text("from the spare"));
-    let session = world.driver().await;
+    let session = fixture.driver().await;
     for answer in [
         Answer::status(429),
         Answer::status(529),
@@ -29,7 +29,7 @@ async fn useless_answers_fall_back() {
         Answer::raw(r#"{"content":[{"type":"tool_use","name":"clock","input":{}}],"stop_reason":"tool_use"}"#),
     ] {
         let shown = format!("{answer:?}");
-        world.provider.push(answer);
+        fixture.provider.push(answer);
         let outcome = session.send("go").await;
         assert_eq!(outcome.text(), "from the spare", "{shown}");
         let events = outcome.events();
@@ -39,7 +39,7 @@ async fn useless_answers_fall_back() {
         assert!(responses[0]["error"].as_str().is_some_and(|text| !text.is_empty()), "{shown}: {}", responses[0]);
         assert_eq!((&responses[0]["attempt"], &responses[1]["kind"]), (&json!(1), &json!("fallback")), "{shown}");
         assert_eq!(of_type(&events, "session.error").len(), 1, "{shown}");
-        assert_all_paired(&world.provider);
+        assert_all_paired(&fixture.provider);
     }
     assert_all_paired(&spare);
 }
@@ -47,39 +47,39 @@ async fn useless_answers_fall_back() {
 /// Odd but valid answers are the model's answers.
 #[tokio::test]
 async fn odd_answers_are_answers() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let odd = json!([
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "unheard-of", "payload": {"n": 1}},
         {"type": "text", "text": "yes"},
     ]);
-    world.provider.push(Answer::blocks(odd.clone()));
+    fixture.provider.push(Answer::blocks(odd.clone()));
     let outcome = session.send("go").await;
     assert_eq!(outcome.result()["message"]["content"], odd);
     session.send("next").await.text();
-    assert_eq!(world.provider.last()["messages"][1]["content"], odd, "and goes back as it came");
-    world.provider.push(Answer::text("cut o").truncated());
+    assert_eq!(fixture.provider.last()["messages"][1]["content"], odd, "and goes back as it came");
+    fixture.provider.push(Answer::text("cut o").truncated());
     assert_eq!(session.send("long").await.text(), "cut o");
     // Nothing at all: the turn ends, and later requests stay valid.
-    world.provider.push(Answer::blocks(json!([])));
+    fixture.provider.push(Answer::blocks(json!([])));
     session.send("empty").await.result();
     assert_eq!(session.send("next").await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// A provider that cannot be reached at all.
 #[tokio::test]
 async fn nobody_listens() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let toml = tests::world::provider_toml("dead", "anthropic", &format!("http://{closed}"), "");
-    let world = Plan::default()
+    let toml = tests::fixture::provider_toml("dead", "anthropic", &format!("http://{closed}"), "");
+    let fixture = Plan::default()
         .toml(&toml)
         .profile("primary_provider", json!("dead"))
         .profile("fallback_providers", json!(["main"]))
         .start()
         .await;
-    let session = world.driver().await;
+    let session = fixture.driver().await;
     let outcome = session.send("go").await;
     assert_eq!(outcome.text(), "ok");
     let response = of_type(&outcome.events(), "provider.response")[0]["payload"].clone();
@@ -90,16 +90,21 @@ async fn nobody_listens() {
 /// The server's log holds no secrets and no content.
 #[tokio::test]
 async fn nothing_leaks_into_the_log_file() {
-    let world = Plan::default().env("BAE_LOG", "debug").start().await;
-    let session = world.driver().await;
-    world.provider.script([Answer::text("the-answer-text"), Answer::status(400)]);
+    let fixture = Plan::default().env("BAE_LOG", "debug").start().await;
+    let session = fixture.driver().await;
+    fixture.provider.script([Answer::text("the-answer-text"), Answer::status(400)]);
     session.send("the-message-text").await.text();
     session.send("the-message-text").await.result();
-    let log = world.server.log();
+    let log = fixture.server.log();
     assert!(!log.is_empty());
-    for secret in
-        ["token-main", "the-message-text", "the-answer-text", &session.key, &world.key.secret, tests::server::ADMIN_KEY]
-    {
-        assert!(!log.contains(secret), "{secret} is in {}", world.server.log_path().display());
+    for secret in [
+        "token-main",
+        "the-message-text",
+        "the-answer-text",
+        &session.key,
+        &fixture.key.secret,
+        tests::server::ADMIN_KEY,
+    ] {
+        assert!(!log.contains(secret), "{secret} is in {}", fixture.server.log_path().display());
     }
 }

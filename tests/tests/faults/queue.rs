@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use tests::client::{Session, of_type, types};
+use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::provider::Answer;
-use tests::world::{Plan, World};
 
 async fn said(session: &Session) -> Vec<Value> {
     let events = session.events().await;
@@ -13,11 +13,11 @@ async fn said(session: &Session) -> Vec<Value> {
 
 #[tokio::test]
 async fn calls_are_served_in_order_and_wait_in_silence() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::text("0"));
-    world.provider.script((1..=6).map(|n| Answer::text(&n.to_string())));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::text("0"));
+    fixture.provider.script((1..=6).map(|n| Answer::text(&n.to_string())));
     let running = session.start_send("0").await;
     held.arrived().await;
     let mut waiting = Vec::new();
@@ -36,34 +36,34 @@ async fn calls_are_served_in_order_and_wait_in_silence() {
         assert_eq!(outcome.types().len(), 4, "exactly its own events: {:?}", outcome.types());
     }
     assert_eq!(said(&session).await, ["0", "1", "2", "3", "4", "5", "6"]);
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// D5: a queued message whose client has left is not recorded.
 #[tokio::test]
 async fn a_waiting_client_leaves() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::text("a"));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::text("a"));
     let running = session.start_send("first").await;
     held.arrived().await;
-    let second = world.second(&session).await;
+    let second = fixture.second(&session).await;
     drop(second.start_send("gone").await);
     let stays = second.start_send("stays").await;
     held.release();
     running.finish().await;
     assert_eq!(stays.finish().await.text(), "ok");
     assert_eq!(said(&session).await, ["first", "stays"]);
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// D6: a queued caller is woken by the pause's deadline itself, with nobody else calling.
 #[tokio::test]
 async fn the_deadline_wakes_the_next() {
-    let world = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
     let running = session.start_send("pause").await;
     held.arrived().await;
     let next = second.start_send("mine").await;
@@ -74,21 +74,21 @@ async fn the_deadline_wakes_the_next() {
     assert_eq!(after.finish().await.text(), "ok");
     assert_eq!(next.finish().await.text(), "ok");
 
-    world.provider.push(Answer::tools(&[("tu_2", "clock", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_2", "clock", json!({}))]));
     session.send("pause again").await;
     let outcome = second.send("mine again").await;
     assert_eq!(outcome.text(), "ok");
     assert_eq!(of_type(&outcome.events(), "session.error")[0]["payload"]["reason"], "driver_turn_abandoned");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// S7: the caller that would have reclaimed an expired pause has left; the owner's answer is still taken.
 #[tokio::test]
 async fn an_expired_pause_is_not_retired_for_nobody() {
-    let world = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("pause").await;
     drop(second.start_send("never mind").await);
     // Nothing shows from outside that a deadline has passed for nobody: time itself is the input here.
@@ -102,11 +102,11 @@ async fn an_expired_pause_is_not_retired_for_nobody() {
 /// S9: a client leaves in the moment its call is claimed: never recorded, or run to its end.
 #[tokio::test]
 async fn leaving_in_the_moment_of_the_claim() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
     for round in 0..20u64 {
-        let mut held = world.provider.hold(Answer::text("a"));
+        let mut held = fixture.provider.hold(Answer::text("a"));
         let running = session.start_send("first").await;
         held.arrived().await;
         let leaving = second.start_send(format!("leaving {round}")).await;
@@ -122,17 +122,17 @@ async fn leaving_in_the_moment_of_the_claim() {
     let events = session.events().await;
     let sent = of_type(&events, "client.message.send").len();
     assert_eq!(of_type(&events, "server.message.send").len(), sent, "every recorded message was answered");
-    assert_eq!(world.provider.requests().len(), sent, "and none twice");
-    assert_all_paired(&world.provider);
+    assert_eq!(fixture.provider.requests().len(), sent, "and none twice");
+    assert_all_paired(&fixture.provider);
 }
 
 /// S13: a pause is reached while compacts and messages wait: the compacts are answered at once, the messages wait on.
 #[tokio::test]
 async fn a_pause_answers_waiting_compacts() {
-    let world = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
     let running = session.start_send("pause").await;
     held.arrived().await;
     let mut calls = Vec::new();
@@ -157,16 +157,16 @@ async fn a_pause_answers_waiting_compacts() {
     }
     let said = said(&session).await;
     assert_eq!(said[2..], ["message 0", "message 1", "message 2"]);
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// A compaction waits for a running turn like a message, and a message for a compaction.
 #[tokio::test]
 async fn compactions_take_their_place_in_the_queue() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::text("a"));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::text("a"));
     let running = session.start_send("first").await;
     held.arrived().await;
     let mut compact = second.start("session.compact", json!({})).await;
@@ -191,16 +191,16 @@ async fn compactions_take_their_place_in_the_queue() {
 /// F7: reports, joins and registrations go on beside a turn and never stop or enter it.
 #[tokio::test]
 async fn others_write_beside_a_turn() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::text("undisturbed"));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::text("undisturbed"));
     let running = session.start_send("work").await;
     held.arrived().await;
     let writers = (0..20).map(|number| {
-        let (world, session) = (&world, &session);
+        let (fixture, session) = (&fixture, &session);
         async move {
             if number % 5 == 0 {
-                world.second(session).await;
+                fixture.second(session).await;
             }
             for count in 0..5 {
                 let report = json!({"state": "running", "image": format!("{number}-{count}")});
@@ -225,9 +225,9 @@ async fn others_write_beside_a_turn() {
 /// I8: a session's queue is bounded; the one too many is told so at once, the others keep their places.
 #[tokio::test]
 async fn a_full_queue() {
-    let world = Plan::default().env("BAE_MAX_QUEUED_CALLS", "3").start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::text("a"));
+    let fixture = Plan::default().env("BAE_MAX_QUEUED_CALLS", "3").start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::text("a"));
     let running = session.start_send("running").await;
     held.arrived().await;
     let mut waiting = Vec::new();

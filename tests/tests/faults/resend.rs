@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 use tests::client::{Session, of_type};
+use tests::fixture::Fixture;
 use tests::provider::Answer;
-use tests::world::World;
 
 async fn said(session: &Session) -> Vec<Value> {
     let events = session.events().await;
@@ -12,9 +12,9 @@ async fn said(session: &Session) -> Vec<Value> {
 
 #[tokio::test]
 async fn while_the_turn_runs() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::text("once"));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::text("once"));
     let first = session.start_once("hello", "k").await;
     held.arrived().await;
     drop(first);
@@ -24,39 +24,39 @@ async fn while_the_turn_runs() {
     assert_eq!(again.text(), "once");
     assert_eq!(again.result(), third.result());
     assert_eq!(again.live().len(), 3, "the whole turn, not only what came after the resend");
-    assert_eq!((said(&session).await.len(), world.provider.requests().len()), (1, 1));
+    assert_eq!((said(&session).await.len(), fixture.provider.requests().len()), (1, 1));
 }
 
 #[tokio::test]
 async fn after_the_turn_and_over_a_restart() {
-    let mut world = World::start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::text("never sent"));
+    let mut fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::text("never sent"));
     let first = session.start_once("hello", "k").await;
     held.arrived().await;
-    world.server.kill9();
+    fixture.server.kill9();
     drop(first);
-    let mut resumed = world.provider.hold(Answer::text("once"));
-    world.server.restart().await;
+    let mut resumed = fixture.provider.hold(Answer::text("once"));
+    fixture.server.restart().await;
     resumed.arrived().await;
     let waiting = session.start_once("hello", "k").await;
     resumed.release();
     let waited = waiting.finish().await;
     assert_eq!(waited.text(), "once");
-    world.server.crash().await;
+    fixture.server.crash().await;
     let later = session.start_once("hello", "k").await.finish().await;
     assert_eq!(later.result(), waited.result());
-    assert_eq!((said(&session).await.len(), world.provider.requests().len()), (1, 2));
+    assert_eq!((said(&session).await.len(), fixture.provider.requests().len()), (1, 2));
 }
 
 /// S5: the call still waits, its first client is gone: it keeps its place and answers the resend.
 #[tokio::test]
 async fn while_the_call_waits() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::text("a"));
-    world.provider.script(["b", "c"].map(Answer::text));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::text("a"));
+    fixture.provider.script(["b", "c"].map(Answer::text));
     let running = session.start_send("first").await;
     held.arrived().await;
     let lost = second.start_once("second", "k").await;
@@ -73,10 +73,10 @@ async fn while_the_call_waits() {
 /// When the last of its clients has left, a waiting call is dropped, and may be made anew.
 #[tokio::test]
 async fn when_nobody_waits_any_more() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    let mut held = world.provider.hold(Answer::text("a"));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    let mut held = fixture.provider.hold(Answer::text("a"));
     let running = session.start_send("first").await;
     held.arrived().await;
     let one = second.start_once("second", "k").await;
@@ -93,14 +93,14 @@ async fn when_nobody_waits_any_more() {
 /// A call's outcome stays to be had, whatever became of the session since.
 #[tokio::test]
 async fn after_the_sessions_end() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    world.provider.otherwise(Answer::status(400));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    fixture.provider.otherwise(Answer::status(400));
     let failed = session.start_once("fails", "k").await.finish().await;
-    assert_eq!(world.admin.state(&session.id).await, "error");
+    assert_eq!(fixture.admin.state(&session.id).await, "error");
     assert_eq!(session.start_once("fails", "k").await.finish().await.result(), failed.result());
-    world.provider.otherwise(Answer::text("fine"));
-    let session = world.driver().await;
+    fixture.provider.otherwise(Answer::text("fine"));
+    let session = fixture.driver().await;
     let answered = session.start_once("works", "k").await.finish().await;
     session.delete().await.expect(200);
     assert_eq!(session.start_once("works", "k").await.finish().await.result(), answered.result());

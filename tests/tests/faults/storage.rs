@@ -3,21 +3,21 @@
 
 use serde_json::{Value, json};
 use tests::client::{Session, of_type, types};
+use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp};
 use tests::poll::{DEADLINE, until, within};
 use tests::provider::Answer;
-use tests::world::{Plan, World};
 
-async fn scene() -> (Mcp, World) {
+async fn scene() -> (Mcp, Fixture) {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    (mcp, world)
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    (mcp, fixture)
 }
 
 /// The session serves again, or has failed in the log's words; its history is sound either way.
-async fn recovers(world: &World, session: &Session, what: &str) {
-    let state = world.admin.state(&session.id).await;
+async fn recovers(fixture: &Fixture, session: &Session, what: &str) {
+    let state = fixture.admin.state(&session.id).await;
     if state == "open" {
         let outcome = within("the next turn", session.send("next")).await;
         assert_eq!(outcome.text(), "ok", "{what}");
@@ -31,14 +31,14 @@ async fn recovers(world: &World, session: &Session, what: &str) {
             types(&events)
         );
     }
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// Each kind of event that a turn of one tool round writes is refused until mended. That the refusal was met is what the
 /// server's own log says: from outside, a refused append is just one that has not come yet.
 #[tokio::test]
 async fn refused_at_every_step() {
-    let (_mcp, world) = scene().await;
+    let (_mcp, fixture) = scene().await;
     for kind in [
         "provider.request",
         "provider.response",
@@ -48,12 +48,12 @@ async fn refused_at_every_step() {
         "tool.result",
         "server.message.send",
     ] {
-        let session = world.driver().await;
-        let other = world.driver().await;
-        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
-        let refusals = || world.server.log().matches("injected fault").count();
+        let session = fixture.driver().await;
+        let other = fixture.driver().await;
+        fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+        let refusals = || fixture.server.log().matches("injected fault").count();
         let before = refusals();
-        let fault = world.fail_inserts(kind).await;
+        let fault = fixture.fail_inserts(kind).await;
         let turn = session.start_send("go").await;
         until(DEADLINE, &format!("the refusal of {kind}"), async || {
             if refusals() > before { Ok(()) } else { Err(session.types().await) }
@@ -76,10 +76,10 @@ async fn refused_at_every_step() {
             sent == answered || events.last().is_some_and(|event| event["event_type"] == "session.error")
         };
         session.until(&format!("the end of the turn refused at {kind}"), ended).await;
-        recovers(&world, &session, kind).await;
+        recovers(&fixture, &session, kind).await;
         // The script may have answers left when the turn never came that far.
-        while world.provider.left() > 0 {
-            world.driver().await.send("drain").await;
+        while fixture.provider.left() > 0 {
+            fixture.driver().await.send("drain").await;
         }
     }
 }
@@ -87,24 +87,24 @@ async fn refused_at_every_step() {
 /// A refused opening, join, registration and close each leave things as they were.
 #[tokio::test]
 async fn refused_outside_a_turn() {
-    let (_mcp, world) = scene().await;
-    let session = world.driver().await;
+    let (_mcp, fixture) = scene().await;
+    let session = fixture.driver().await;
     let before = session.events().await;
-    let key = world.admin.key("second", &world.profile).await;
+    let key = fixture.admin.key("second", &fixture.profile).await;
 
-    let fault = world.fail_inserts("session.join").await;
-    world.api.post(&session.path("/join"), &key.secret, &json!({})).await.problem(500, "internal");
+    let fault = fixture.fail_inserts("session.join").await;
+    fixture.api.post(&session.path("/join"), &key.secret, &json!({})).await.problem(500, "internal");
     fault.mend().await;
-    let joined = world.api.join(&session.id, &key.secret, &json!({})).await;
+    let joined = fixture.api.join(&session.id, &key.secret, &json!({})).await;
 
-    let fault = world.fail_inserts("session.driver.register").await;
+    let fault = fixture.fail_inserts("session.driver.register").await;
     assert_eq!(joined.rpc("session.registerDriver", json!({})).await.error(), (-32603, "Internal error".to_owned()));
     fault.mend().await;
-    let participants = world.api.get(&session.path("/participants"), &session.key).await.json();
+    let participants = fixture.api.get(&session.path("/participants"), &session.key).await.json();
     assert_eq!(participants["drivers"].as_array().unwrap().len(), 1, "a refused registration is none");
     joined.register().await;
 
-    let fault = world.fail_inserts("session.close").await;
+    let fault = fixture.fail_inserts("session.close").await;
     session.delete().await.problem(500, "internal");
     fault.mend().await;
     // The close that was begun is finished, or can be asked for again.

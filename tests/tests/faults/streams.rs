@@ -2,26 +2,26 @@
 
 use serde_json::{Value, json};
 use tests::client::{Session, ids, of_type, types};
+use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp};
 use tests::poll::{DEADLINE, until};
 use tests::provider::Answer;
-use tests::world::{Plan, World};
 
 /// F8: the socket is cut at every point of a turn; the turn ends normally in the log, once.
 #[tokio::test]
 async fn cut_at_every_frame() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
     let script = || [Answer::tools(&[("tu_1", "ls", json!({}))]), Answer::text("done")];
-    let session = world.driver().await;
-    world.provider.script(script());
+    let session = fixture.driver().await;
+    fixture.provider.script(script());
     let frames = session.send("go").await.frames.len();
     let expected = session.types().await;
     // Its first frame proves that the turn has started; what leaves earlier may be dropped (`queue`, S9).
     for cut in 1..frames {
-        let session = world.driver().await;
-        world.provider.script(script());
+        let session = fixture.driver().await;
+        fixture.provider.script(script());
         let mut turn = session.start_send("go").await;
         for _ in 0..cut {
             turn.next().await.unwrap();
@@ -31,15 +31,15 @@ async fn cut_at_every_frame() {
         assert_eq!(session.types().await, expected, "cut after {cut} frames");
         assert_eq!(session.send("next").await.text(), "ok");
     }
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// D4: the client leaves during a provider call whose answer asks for a client tool: the pause is recorded all the same.
 #[tokio::test]
 async fn leaving_before_a_pause() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
     let turn = session.start_send("time?").await;
     held.arrived().await;
     drop(turn);
@@ -47,14 +47,14 @@ async fn leaving_before_a_pause() {
     let events = session.until_last("server.message.send").await;
     assert_eq!(events.last().unwrap()["payload"]["content"][0]["dispatch"], "client");
     assert_eq!(session.answer(&[("tu_1", "now")]).await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// F10: reconnecting with `since_event_id` at random points of a burst: the log's ids, in order, no gap, no duplicate.
 #[tokio::test]
 async fn reconnecting_in_a_burst() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let first = session.events().await.last().unwrap()["id"].as_str().unwrap().to_owned();
     let reports = async {
         for number in 0..150 {
@@ -69,10 +69,9 @@ async fn reconnecting_in_a_burst() {
     };
     let watch = async {
         let mut seen: Vec<String> = Vec::new();
-        let mut random = 12345u64;
+        let mut rng = fastrand::Rng::with_seed(12_345);
         loop {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let count = (random >> 33) % 12;
+            let count = rng.usize(..12);
             let since = seen.last().unwrap_or(&first).clone();
             let params = json!({"since_event_id": since, "include_client_events": true});
             let mut stream = session.start("session.subscribe", params).await;
@@ -93,8 +92,8 @@ async fn reconnecting_in_a_burst() {
 /// S14 on one node: a subscription that begins in the middle of a burst has no gap and no double at the seam.
 #[tokio::test]
 async fn subscribing_in_a_burst() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let first = session.events().await[1]["id"].as_str().unwrap().to_owned();
     let (progress, watched) = tokio::sync::watch::channel(0);
     let reports = async {
@@ -122,8 +121,8 @@ async fn subscribing_in_a_burst() {
 /// F12: a reader that stops reading: memory stays flat, its stream ends with `lagged`, nobody else notices.
 #[tokio::test]
 async fn a_reader_that_stops() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let mut stopped = session.subscribe(None).await;
     let reader = session.subscribe(None).await;
     let detail = "x".repeat(512 << 10);
@@ -135,9 +134,9 @@ async fn a_reader_that_stops() {
     };
     let reading = tokio::spawn(reader.finish());
     report(20).await;
-    let before = world.server.resident();
+    let before = fixture.server.resident();
     report(60).await;
-    let grown = world.server.resident().saturating_sub(before);
+    let grown = fixture.server.resident().saturating_sub(before);
     assert!(grown < 24 << 20, "30 MiB of events were published, and the server grew by {} MiB", grown >> 20);
     assert_eq!(session.send("a turn").await.text(), "ok");
     session.delete().await.expect(200);
@@ -158,8 +157,8 @@ async fn a_reader_that_stops() {
 /// Companion 2.5: only live subscriptions lag; a replay and a call's own stream come at the reader's pace.
 #[tokio::test]
 async fn slow_readers_of_logs_do_not_lag() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let detail = "x".repeat(512 << 10);
     for _ in 0..40 {
         let report = json!({"state": "error", "image": "x", "detail": detail});
@@ -169,7 +168,7 @@ async fn slow_readers_of_logs_do_not_lag() {
     let mut replay = session.subscribe(Some(log[0]["id"].as_str().unwrap())).await;
     // A turn whose single events are big, not read while it runs.
     let text = "y".repeat(2 << 20);
-    world.provider.push(Answer::text(&text));
+    fixture.provider.push(Answer::text(&text));
     let turn = session.start_send(text.clone()).await;
     session.until_last("server.message.send").await;
     let log = session.events().await;
@@ -191,9 +190,9 @@ async fn slow_readers_of_logs_do_not_lag() {
 /// D9: idle subscribers that disconnect are noticed at once, not at the session's next event.
 #[tokio::test]
 async fn idle_subscribers_leave() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", world.server.pid())).unwrap().count();
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", fixture.server.pid())).unwrap().count();
     let before = descriptors();
     let streams = futures_util::future::join_all((0..200).map(|_| session.subscribe(None))).await;
     assert!(descriptors() >= before + 200);
@@ -208,20 +207,20 @@ async fn idle_subscribers_leave() {
 /// D1: authentication costs microseconds, and no more after many joins. Counted in CPU time, which load does not stretch.
 #[tokio::test]
 async fn authentication_is_cheap() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let cpu = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", world.server.pid())).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", fixture.server.pid())).unwrap();
         let fields: Vec<u64> =
             stat.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2).map(|n| n.parse().unwrap()).collect();
         fields.iter().sum::<u64>()
     };
     for _ in 0..30 {
-        world.api.join(&session.id, &world.key.secret, &json!({})).await;
+        fixture.api.join(&session.id, &fixture.key.secret, &json!({})).await;
     }
     let before = cpu();
     for _ in 0..200 {
-        world.api.get(&session.path("/participants"), &session.key).await.expect(200);
+        fixture.api.get(&session.path("/participants"), &session.key).await.expect(200);
     }
     let ticks = cpu() - before;
     assert!(ticks < 400, "200 authenticated requests cost {ticks} clock ticks (of 10 ms) of CPU");
@@ -231,8 +230,8 @@ async fn authentication_is_cheap() {
 /// defect every one takes 40 ms between its first and last frame.
 #[tokio::test]
 async fn small_frames_are_sent_at_once() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let mut fastest = std::time::Duration::MAX;
     for _ in 0..30 {
         let mut turn = session.start_send("hello").await;
@@ -248,11 +247,11 @@ async fn small_frames_are_sent_at_once() {
 #[tokio::test]
 async fn everybody_sees_the_same() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
     let (mut one, mut two) = (session.subscribe(None).await, second.subscribe(None).await);
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({})), ("tu_2", "ls", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({})), ("tu_2", "ls", json!({}))]));
     let turn = session.send("go").await;
     let live = turn.live();
     assert_eq!(one.until_type("server.message.send").await, live);

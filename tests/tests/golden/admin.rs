@@ -2,14 +2,14 @@
 
 use super::golden;
 use serde_json::{Value, json};
+use tests::fixture::{Fixture, Plan};
 use tests::server::ADMIN_KEY;
 use tests::transcript::Transcript;
-use tests::world::{Plan, World};
 
 #[tokio::test]
 async fn profiles() {
-    let world = World::start().await;
-    let api = &world.admin.0;
+    let fixture = Fixture::start().await;
+    let api = &fixture.admin.0;
     let mut t = Transcript::default();
     let path = "/admin/v1/profiles";
     let body = json!({"name": "second", "primary_provider": "nobody-yet"});
@@ -46,7 +46,7 @@ async fn profiles() {
         t.rest(api, "PUT", &one, ADMIN_KEY, Some(body)).await.problem(400, "bad_request");
     }
     t.note("deleting");
-    let in_use = format!("{path}/{}", world.profile);
+    let in_use = format!("{path}/{}", fixture.profile);
     t.rest(api, "DELETE", &in_use, ADMIN_KEY, None).await.problem(409, "profile_in_use");
     t.rest(api, "DELETE", &one, ADMIN_KEY, None).await.expect(204);
     t.rest(api, "DELETE", &one, ADMIN_KEY, None).await.problem(404, "not_found");
@@ -60,22 +60,22 @@ async fn profiles() {
 
 #[tokio::test]
 async fn keys() {
-    let world = World::start().await;
-    let api = &world.admin.0;
+    let fixture = Fixture::start().await;
+    let api = &fixture.admin.0;
     let mut t = Transcript::default();
     let path = "/admin/v1/keys";
-    let body = json!({"name": "laptop", "profile_id": world.profile});
+    let body = json!({"name": "laptop", "profile_id": fixture.profile});
     let made = t.rest(api, "POST", path, ADMIN_KEY, Some(body)).await.expect(201).json();
     let secret = made["key"].as_str().unwrap();
     assert_eq!(made["prefix"].as_str().unwrap(), &secret[..8]);
-    let list = world.admin.get(path).await.expect(200);
+    let list = fixture.admin.get(path).await.expect(200);
     assert!(!list.body.contains("digest") && !list.body.contains(secret), "{}", list.body);
     let find = |list: Value| list["items"].as_array().unwrap().iter().find(|k| k["id"] == made["id"]).cloned().unwrap();
     t.value("in the list, never used", &find(list.json()));
     assert!(find(list.json())["last_used_at"].is_null());
-    let session = world.api.open(secret, &json!({})).await;
+    let session = fixture.api.open(secret, &json!({})).await;
     let used = tests::poll::until(tests::poll::DEADLINE, "last_used_at", async || {
-        let entry = find(world.admin.get(path).await.expect(200).json());
+        let entry = find(fixture.admin.get(path).await.expect(200).json());
         if entry["last_used_at"].is_null() { Err(entry) } else { Ok(entry) }
     })
     .await;
@@ -84,7 +84,7 @@ async fn keys() {
     t.note("malformed");
     for body in [
         json!({}),
-        json!({"name": "", "profile_id": world.profile}),
+        json!({"name": "", "profile_id": fixture.profile}),
         json!({"name": "x"}),
         json!({"name": "x", "profile_id": 1}),
     ] {
@@ -97,11 +97,11 @@ async fn keys() {
     let watcher = session.subscribe(None).await;
     let one = format!("{path}/{}", made["id"].as_str().unwrap());
     t.rest(api, "DELETE", &one, ADMIN_KEY, None).await.expect(204);
-    t.rest(&world.api, "POST", "/api/v1/sessions", secret, Some(json!({}))).await.problem(401, "unauthorized");
-    t.rest(&world.api, "GET", &session.path("/events"), &session.key, None).await.problem(401, "unauthorized");
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", secret, Some(json!({}))).await.problem(401, "unauthorized");
+    t.rest(&fixture.api, "GET", &session.path("/events"), &session.key, None).await.problem(401, "unauthorized");
     watcher.finish().await;
     let closed = tests::poll::until(tests::poll::DEADLINE, "the session's close", async || {
-        let events = world.admin.events(&session.id).await;
+        let events = fixture.admin.events(&session.id).await;
         if events.last().unwrap()["event_type"] == "session.close" { Ok(events) } else { Err(events) }
     })
     .await;
@@ -115,26 +115,26 @@ async fn keys() {
 /// A session that another key still holds goes on when one key is revoked.
 #[tokio::test]
 async fn revoking_one_of_two() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let key = world.admin.key("second", &world.profile).await;
-    let second = world.api.join(&session.id, &key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let key = fixture.admin.key("second", &fixture.profile).await;
+    let second = fixture.api.join(&session.id, &key.secret, &json!({})).await;
     second.register().await;
     let stream = second.subscribe(None).await;
-    world.admin.revoke(&key).await;
+    fixture.admin.revoke(&key).await;
     stream.finish().await;
-    world.api.get(&second.path("/events"), &second.key).await.problem(401, "unauthorized");
+    fixture.api.get(&second.path("/events"), &second.key).await.problem(401, "unauthorized");
     assert_eq!(session.send("still here").await.text(), "ok");
-    assert_eq!(world.admin.state(&session.id).await, "open");
+    assert_eq!(fixture.admin.state(&session.id).await, "open");
 }
 
 #[tokio::test]
 async fn sessions_and_lists() {
-    let world = World::start().await;
-    let api = &world.admin.0;
-    let closed = world.driver_with(json!({"client_version": "1.0.0"})).await;
+    let fixture = Fixture::start().await;
+    let api = &fixture.admin.0;
+    let closed = fixture.driver_with(json!({"client_version": "1.0.0"})).await;
     closed.delete().await.expect(200);
-    let open = world.driver().await;
+    let open = fixture.driver().await;
     let mut t = Transcript::default();
     for state in ["open", "closed", "error"] {
         let list =
@@ -142,7 +142,7 @@ async fn sessions_and_lists() {
         assert_eq!(list["items"].as_array().unwrap().len(), usize::from(state != "error"));
     }
     t.rest(api, "GET", &format!("/admin/v1/sessions/{}/events", closed.id), ADMIN_KEY, None).await.expect(200);
-    assert_eq!(world.admin.events(&open.id).await, open.events().await);
+    assert_eq!(fixture.admin.events(&open.id).await, open.events().await);
     t.rest(api, "GET", "/admin/v1/sessions/ses_00000000000000000000000000000000/events", ADMIN_KEY, None)
         .await
         .problem(404, "not_found");
@@ -157,15 +157,15 @@ async fn sessions_and_lists() {
         for query in ["limit=0", "limit=-1", "limit=x", "cursor=%20nonsense"] {
             t.rest(api, "GET", &format!("{path}?{query}"), ADMIN_KEY, None).await.problem(400, "bad_request");
         }
-        world.admin.get(&format!("{path}?limit=1000")).await.expect(200);
+        fixture.admin.get(&format!("{path}?limit=1000")).await.expect(200);
     }
     for number in 0..4 {
-        world.admin.profile(&json!({"name": format!("p{number}"), "primary_provider": "main"})).await;
+        fixture.admin.profile(&json!({"name": format!("p{number}"), "primary_provider": "main"})).await;
     }
     let mut names = Vec::new();
     let mut cursor = String::new();
     loop {
-        let page = world.admin.get(&format!("/admin/v1/profiles?limit=2&cursor={cursor}")).await.expect(200).json();
+        let page = fixture.admin.get(&format!("/admin/v1/profiles?limit=2&cursor={cursor}")).await.expect(200).json();
         let items = page["items"].as_array().unwrap();
         assert!(items.len() <= 2);
         names.extend(items.iter().map(|item| item["name"].as_str().unwrap().to_owned()));
@@ -183,9 +183,10 @@ async fn registries_and_configuration() {
          headers = { Authorization = \"Bearer very-secret\" }\n\
          [[mcp.servers]]\nname = \"alpha\"\ntransport = \"stdio\"\ncommand = \"true\"\nargs = [\"-x\"]\nenv = { TOKEN = \"very-secret\" }\n\
          [[providers.entries]]\nname = \"a-first\"\nprovider = \"openai\"\nmodel = \"gpt\"\nauth_token = \"${VERY_SECRET}\"\n";
-    let world = Plan::default().toml(secret_lines).profile("available_sandboxes", json!(["python:3.12"])).start().await;
-    let api = &world.admin.0;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let fixture =
+        Plan::default().toml(secret_lines).profile("available_sandboxes", json!(["python:3.12"])).start().await;
+    let api = &fixture.admin.0;
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
     let names = |reply: Value| -> Vec<String> {
         reply["items"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
     };
@@ -199,7 +200,7 @@ async fn registries_and_configuration() {
     }
     assert!(reply.body.contains("••••••••"));
     tests::poll::until(tests::poll::DEADLINE, "the image's status", async || {
-        let reply = world.admin.get("/admin/v1/sandbox-status").await.expect(200).json();
+        let reply = fixture.admin.get("/admin/v1/sandbox-status").await.expect(200).json();
         if reply["items"][0]["images"][0]["status"] == "error" { Ok(()) } else { Err(reply) }
     })
     .await;
@@ -209,11 +210,11 @@ async fn registries_and_configuration() {
 
 #[tokio::test]
 async fn authentication() {
-    let world = World::start().await;
-    let api = &world.admin.0;
+    let fixture = Fixture::start().await;
+    let api = &fixture.admin.0;
     let mut t = Transcript::default();
     let wrong = format!("bae_admin_{}", "0".repeat(48));
-    for key in ["", &world.key.secret, &wrong] {
+    for key in ["", &fixture.key.secret, &wrong] {
         t.rest(api, "GET", "/admin/v1/profiles", key, None).await.problem(401, "unauthorized");
     }
     t.note("before the body is looked at");
@@ -223,7 +224,7 @@ async fn authentication() {
     t.rest(api, "GET", "/admin/v1/nothing", ADMIN_KEY, None).await.problem(404, "not_found");
     t.rest(api, "DELETE", "/admin/v1/profiles", ADMIN_KEY, None).await.problem_of(405);
     t.note("the two ports share nothing");
-    t.rest(&world.api, "GET", "/admin/v1/profiles", ADMIN_KEY, None).await.problem(404, "not_found");
+    t.rest(&fixture.api, "GET", "/admin/v1/profiles", ADMIN_KEY, None).await.problem(404, "not_found");
     t.rest(api, "POST", "/api/v1/sessions", ADMIN_KEY, Some(json!({}))).await.problem(404, "not_found");
     golden("admin_auth", t);
 }

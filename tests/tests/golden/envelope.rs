@@ -2,13 +2,13 @@
 
 use super::golden;
 use serde_json::json;
+use tests::fixture::Fixture;
 use tests::transcript::Transcript;
-use tests::world::World;
 
 #[tokio::test]
 async fn malformed_envelopes() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let mut t = Transcript::default();
     for (body, code, id) in [
         ("", -32700, json!(null)),
@@ -43,8 +43,8 @@ async fn malformed_envelopes() {
 
 #[tokio::test]
 async fn ids_and_params() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let mut t = Transcript::default();
     for id in [r#""text""#, "0", "-7", "9007199254740993", "1.50", "null"] {
         let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"session.registerDriver"}}"#);
@@ -57,20 +57,20 @@ async fn ids_and_params() {
     t.raw(&session, r#"{"jsonrpc":"2.0","id":1,"method":"session.registerDriver","extra":[1]}"#).await.result();
     t.note("the content type is ignored");
     let request =
-        world.api.request("POST", &session.path("/rpc")).header("authorization", format!("Bearer {}", session.key));
+        fixture.api.request("POST", &session.path("/rpc")).header("authorization", format!("Bearer {}", session.key));
     let request = request
         .header("content-type", "text/plain")
         .body(r#"{"jsonrpc":"2.0","id":1,"method":"session.registerDriver"}"#);
-    t.request(&world.api, "registerDriver as text/plain", request).await.expect(200);
+    t.request(&fixture.api, "registerDriver as text/plain", request).await.expect(200);
     golden("envelope", t);
 }
 
 /// Companion 2.2: no `id` member: the effect happens, no terminal frame is written.
 #[tokio::test]
 async fn notifications() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
     let silent = t
         .raw(&session, r#"{"jsonrpc":"2.0","method":"session.sendMessage","params":{"message":{"content":"x"}}}"#)
         .await;
@@ -89,19 +89,21 @@ async fn notifications() {
 /// Companion 2.6: trace headers are never an error.
 #[tokio::test]
 async fn trace_headers() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     for value in [
         "garbage",
         "",
         "00-00000000000000000000000000000000-0000000000000000-00",
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     ] {
-        let request =
-            world.api.request("POST", &session.path("/rpc")).header("authorization", format!("Bearer {}", session.key));
+        let request = fixture
+            .api
+            .request("POST", &session.path("/rpc"))
+            .header("authorization", format!("Bearer {}", session.key));
         let request = request.header("traceparent", value).header("tracestate", "a=b, =,,");
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "session.sendMessage", "params": {"message": {"content": "x"}}});
-        let reply = world.api.send(request.body(body.to_string())).await.expect(200);
+        let reply = fixture.api.send(request.body(body.to_string())).await.expect(200);
         assert!(reply.body.lines().last().unwrap().contains("\"result\""), "{value:?}: {}", reply.body);
     }
 }

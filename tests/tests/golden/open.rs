@@ -2,8 +2,8 @@
 
 use super::golden;
 use serde_json::{Value, json};
+use tests::fixture::{Fixture, Plan, clock};
 use tests::transcript::Transcript;
-use tests::world::{Plan, World, clock};
 
 fn subagent_tool() -> Value {
     json!({
@@ -24,51 +24,54 @@ fn sandbox_tool() -> Value {
 
 #[tokio::test]
 async fn a_full_body() {
-    let world = Plan::default().profile("mcp_servers", json!(["filesystem"])).start().await;
+    let fixture = Plan::default().profile("mcp_servers", json!(["filesystem"])).start().await;
     let mut t = Transcript::default();
     let body = json!({
         "client_version": "1.0.0", "tools": [clock()], "sandbox_tools": [sandbox_tool()],
         "subagent_tools": [subagent_tool()], "compaction": {"mode": "auto", "size": 128000}, "unknown": 1,
     });
-    let reply = t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(body)).await.expect(201).json();
+    let reply =
+        t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(body)).await.expect(201).json();
     let profile = &reply["profile"];
     assert_eq!(profile["provider"], json!({"provider": "anthropic", "model": "mock-main"}));
     let path = format!("/api/v1/sessions/{}/events", reply["session_id"].as_str().unwrap());
-    t.rest(&world.api, "GET", &path, reply["session_key"].as_str().unwrap(), None).await.expect(200);
+    t.rest(&fixture.api, "GET", &path, reply["session_key"].as_str().unwrap(), None).await.expect(200);
 
     t.note("nothing at all, and null for the optional fields");
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(json!({}))).await.expect(201);
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(json!({}))).await.expect(201);
     let nulls = json!({"client_version": null, "compaction": null});
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(nulls)).await.expect(201);
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(nulls)).await.expect(201);
     let client = json!({"compaction": {"mode": "client"}});
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(client)).await.expect(201);
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(client)).await.expect(201);
     let prompt = json!({"compaction": {"mode": "client", "prompt": "short"}});
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(prompt)).await.expect(201);
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(prompt)).await.expect(201);
     golden("open", t);
 }
 
 #[tokio::test]
 async fn malformed_bodies() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     let mut t = Transcript::default();
     t.note("not JSON, or the wrong content type: the raw rejection text");
     for (kind, body) in
         [(Some("application/json"), "{"), (Some("application/json"), ""), (Some("text/plain"), "{}"), (None, "{}")]
     {
-        let mut request = world
+        let mut request = fixture
             .api
             .request("POST", "/api/v1/sessions")
-            .header("authorization", format!("Bearer {}", world.key.secret));
+            .header("authorization", format!("Bearer {}", fixture.key.secret));
         if let Some(kind) = kind {
             request = request.header("content-type", kind);
         }
         let what = format!("POST /api/v1/sessions, {}: {body:?}", kind.unwrap_or("no content type"));
-        t.request(&world.api, &what, request.body(body)).await.problem(400, "bad_request");
+        t.request(&fixture.api, &what, request.body(body)).await.problem(400, "bad_request");
     }
-    let with_charset =
-        world.api.request("POST", "/api/v1/sessions").header("authorization", format!("Bearer {}", world.key.secret));
+    let with_charset = fixture
+        .api
+        .request("POST", "/api/v1/sessions")
+        .header("authorization", format!("Bearer {}", fixture.key.secret));
     let with_charset = with_charset.header("content-type", "application/json; charset=utf-8").body("{}");
-    world.api.send(with_charset).await.expect(201);
+    fixture.api.send(with_charset).await.expect(201);
 
     t.note("fields");
     for body in [
@@ -79,7 +82,7 @@ async fn malformed_bodies() {
         json!({"subagent_tools": "x"}),
     ] {
         let detail = t
-            .rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(body))
+            .rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(body))
             .await
             .problem(400, "bad_request");
         assert!(detail.starts_with("invalid request body: "), "{detail}");
@@ -97,7 +100,7 @@ async fn malformed_bodies() {
     ] {
         let body = json!({"compaction": compaction});
         let detail = t
-            .rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(body))
+            .rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(body))
             .await
             .problem(400, "bad_request");
         assert!(detail.starts_with("invalid compaction config: "), "{detail}");
@@ -107,22 +110,24 @@ async fn malformed_bodies() {
     }
     t.note("a size under 1,000 tokens; no session is made for it");
     let small = json!({"compaction": {"mode": "auto", "size": 999}});
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(small)).await.problem(400, "bad_request");
-    let list = world.admin.get("/admin/v1/sessions").await.expect(200).json();
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(small))
+        .await
+        .problem(400, "bad_request");
+    let list = fixture.admin.get("/admin/v1/sessions").await.expect(200).json();
     assert_eq!(list["items"].as_array().unwrap().len(), 1, "{list}");
     golden("open_malformed", t);
 }
 
 #[tokio::test]
 async fn refused_tools() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     let mut t = Transcript::default();
     let open = "/api/v1/sessions";
     let body = json!({"tools": [clock(), {"name": "rm"}]});
-    t.rest(&world.api, "POST", open, &world.key.secret, Some(body)).await.problem(403, "tool_not_allowed");
+    t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(body)).await.problem(403, "tool_not_allowed");
 
     t.note("sandbox tools are not checked against allowed_tools, but need a string `command`");
-    t.rest(&world.api, "POST", open, &world.key.secret, Some(json!({"sandbox_tools": [sandbox_tool()]})))
+    t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(json!({"sandbox_tools": [sandbox_tool()]})))
         .await
         .expect(201);
     for schema in [
@@ -131,11 +136,11 @@ async fn refused_tools() {
         json!({"type": "object", "properties": {"command": {"type": "string"}}}),
     ] {
         let body = json!({"sandbox_tools": [{"name": "sh", "input_schema": schema}]});
-        t.rest(&world.api, "POST", open, &world.key.secret, Some(body)).await.expect(400);
+        t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(body)).await.expect(400);
     }
 
     t.note("subagent declarations (companion 8.1)");
-    t.rest(&world.api, "POST", open, &world.key.secret, Some(json!({"subagent_tools": [subagent_tool()]})))
+    t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(json!({"subagent_tools": [subagent_tool()]})))
         .await
         .expect(201);
     let broken = |change: fn(&mut Value)| {
@@ -157,7 +162,9 @@ async fn refused_tools() {
         broken(|tool| tool["subagents"][0]["timeout_secs"] = json!(0)),
         broken(|tool| tool["subagents"][0]["timeout_secs"] = json!(-1)),
     ] {
-        t.rest(&world.api, "POST", open, &world.key.secret, Some(body)).await.problem(422, "invalid_subagent_tools");
+        t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(body))
+            .await
+            .problem(422, "invalid_subagent_tools");
     }
     t.note("the reserved name, for a tool of any kind");
     for body in [
@@ -165,59 +172,61 @@ async fn refused_tools() {
         broken(|tool| tool["name"] = json!("remote_subagent_status")),
         json!({"tools": [{"name": "remote_subagent_status"}]}),
     ] {
-        t.rest(&world.api, "POST", open, &world.key.secret, Some(body)).await.problem(422, "reserved_tool_name");
+        t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(body)).await.problem(422, "reserved_tool_name");
     }
     golden("open_tools", t);
 }
 
 #[tokio::test]
 async fn unavailable_provider_and_profile() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     let profile =
-        world.admin.profile(&json!({"name": "lost", "primary_provider": "nowhere", "allowed_tools": []})).await;
-    let key = world.admin.key("lost", &profile).await;
+        fixture.admin.profile(&json!({"name": "lost", "primary_provider": "nowhere", "allowed_tools": []})).await;
+    let key = fixture.admin.key("lost", &profile).await;
     let mut t = Transcript::default();
-    t.rest(&world.api, "POST", "/api/v1/sessions", &key.secret, Some(json!({})))
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &key.secret, Some(json!({})))
         .await
         .problem(422, "primary_provider_unavailable");
     t.note("recorded for audit, every time, as a session in state error");
-    t.rest(&world.api, "POST", "/api/v1/sessions", &key.secret, Some(json!({})))
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &key.secret, Some(json!({})))
         .await
         .problem(422, "primary_provider_unavailable");
-    audit(&world, &mut t, 2).await;
+    audit(&fixture, &mut t, 2).await;
 
     t.note("the profile deleted under the key (the admin API refuses to, so in the database)");
-    world.lose_profile(&profile).await;
-    t.rest(&world.api, "POST", "/api/v1/sessions", &key.secret, Some(json!({})))
+    fixture.lose_profile(&profile).await;
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &key.secret, Some(json!({})))
         .await
         .problem(422, "profile_unavailable");
-    audit(&world, &mut t, 3).await;
+    audit(&fixture, &mut t, 3).await;
     golden("open_unavailable", t);
 }
 
-async fn audit(world: &World, t: &mut Transcript, count: usize) {
-    let list = world.admin.get("/admin/v1/sessions?state=error").await.expect(200).json();
+async fn audit(fixture: &Fixture, t: &mut Transcript, count: usize) {
+    let list = fixture.admin.get("/admin/v1/sessions?state=error").await.expect(200).json();
     assert_eq!(list["items"].as_array().unwrap().len(), count, "{list}");
     let mut newest: Vec<&str> =
         list["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect();
     newest.sort_unstable();
-    t.value("the log of the failed session", &json!(world.admin.events(newest[count - 1]).await));
+    t.value("the log of the failed session", &json!(fixture.admin.events(newest[count - 1]).await));
 }
 
 /// 500 and -32603: a write that the database refuses; nothing half-written, recovery without a restart (F23).
 #[tokio::test]
 async fn a_refused_write() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let mut t = Transcript::default();
-    let fault = world.fail_inserts("session.open").await;
-    t.rest(&world.api, "POST", "/api/v1/sessions", &world.key.secret, Some(json!({}))).await.problem(500, "internal");
+    let fault = fixture.fail_inserts("session.open").await;
+    t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(json!({})))
+        .await
+        .problem(500, "internal");
     fault.mend().await;
-    let list = world.admin.get("/admin/v1/sessions").await.expect(200).json();
+    let list = fixture.admin.get("/admin/v1/sessions").await.expect(200).json();
     assert_eq!(list["items"].as_array().unwrap().len(), 1, "{list}");
-    world.api.open(&world.key.secret, &json!({})).await;
+    fixture.api.open(&fixture.key.secret, &json!({})).await;
 
-    let fault = world.fail_inserts("session.sandbox.running").await;
+    let fault = fixture.fail_inserts("session.sandbox.running").await;
     let report = json!({"state": "running", "image": "x"});
     let (code, message) = t.rpc(&session, "session.reportLocalSandbox", report.clone()).await.error();
     assert_eq!((code, message.as_str()), (-32603, "Internal error"));

@@ -3,61 +3,61 @@
 use super::golden;
 use serde_json::json;
 use tests::client::types;
+use tests::fixture::Fixture;
 use tests::transcript::Transcript;
-use tests::world::World;
 
 #[tokio::test]
 async fn utility_endpoints() {
-    let world = World::start().await;
+    let fixture = Fixture::start().await;
     let mut t = Transcript::default();
-    let health = t.rest(&world.api, "GET", "/healthz", "", None).await.expect(200);
+    let health = t.rest(&fixture.api, "GET", "/healthz", "", None).await.expect(200);
     assert_eq!(health.body, "");
-    let meta = t.rest(&world.api, "GET", "/api/v1/meta", "", None).await.expect(200);
+    let meta = t.rest(&fixture.api, "GET", "/api/v1/meta", "", None).await.expect(200);
     assert_eq!(meta.json(), json!({"version": "0.1.0", "api_versions": ["v1"]}));
 
     t.note("unknown paths and methods are problem documents (companion 2.4, D11)");
     for path in ["/", "/api/v1/nothing", "/api/v1/sessions/ses_0/nothing"] {
-        t.rest(&world.api, "GET", path, "", None).await.problem(404, "not_found");
+        t.rest(&fixture.api, "GET", path, "", None).await.problem(404, "not_found");
     }
     for (method, path) in [("POST", "/healthz"), ("PUT", "/api/v1/sessions"), ("GET", "/api/v1/sessions/ses_0/rpc")] {
-        t.rest(&world.api, method, path, "", None).await.problem_of(405);
+        t.rest(&fixture.api, method, path, "", None).await.problem_of(405);
     }
     golden("utility", t);
 }
 
 #[tokio::test]
 async fn participants_are_sorted_and_durable() {
-    let mut world = World::start().await;
+    let mut fixture = Fixture::start().await;
     let mut t = Transcript::default();
-    let first = world.api.open(&world.key.secret, &json!({})).await;
-    t.rest(&world.api, "GET", &first.path("/participants"), &first.key, None).await.expect(200);
+    let first = fixture.api.open(&fixture.key.secret, &json!({})).await;
+    t.rest(&fixture.api, "GET", &first.path("/participants"), &first.key, None).await.expect(200);
     first.register().await;
-    let second = world.second(&first).await;
-    let reply = t.rest(&world.api, "GET", &first.path("/participants"), &second.key, None).await.expect(200);
+    let second = fixture.second(&first).await;
+    let reply = t.rest(&fixture.api, "GET", &first.path("/participants"), &second.key, None).await.expect(200);
     let drivers = reply.json()["drivers"].as_array().unwrap().clone();
     assert_eq!(drivers.len(), 2);
     assert!(drivers.is_sorted_by_key(|id| id.as_str().unwrap().to_owned()), "{drivers:?}");
 
     // Companion 3.10: registration outlives the process.
-    world.server.crash().await;
-    let reply = t.rest(&world.api, "GET", &first.path("/participants"), &first.key, None).await.expect(200);
+    fixture.server.crash().await;
+    let reply = t.rest(&fixture.api, "GET", &first.path("/participants"), &first.key, None).await.expect(200);
     assert_eq!(reply.json()["drivers"], json!(drivers));
     golden("participants", t);
 }
 
 #[tokio::test]
 async fn events_are_paged() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     session.send("hello").await;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
-    t.rest(&world.api, "GET", &session.path("/events"), &session.key, None).await.expect(200);
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
+    t.rest(&fixture.api, "GET", &session.path("/events"), &session.key, None).await.expect(200);
 
     let mut seen = Vec::new();
     let mut cursor = String::new();
     loop {
         let path = session.path(&format!("/events?limit=4&cursor={cursor}"));
-        let page = world.api.get(&path, &session.key).await.expect(200).json();
+        let page = fixture.api.get(&path, &session.key).await.expect(200).json();
         seen.extend(page["items"].as_array().unwrap().iter().cloned());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = next.to_owned(),
@@ -73,24 +73,24 @@ async fn events_are_paged() {
     t.note("bad queries (companion 10, D11); a limit above 200 is clamped");
     for query in ["limit=abc", "limit=0", "limit=-1", "limit=1.5", "cursor=%00", "cursor=nonsense"] {
         let path = session.path(&format!("/events?{query}"));
-        t.rest(&world.api, "GET", &path, &session.key, None).await.problem(400, "bad_request");
+        t.rest(&fixture.api, "GET", &path, &session.key, None).await.problem(400, "bad_request");
     }
-    world.api.get(&session.path("/events?limit=100000"), &session.key).await.expect(200);
+    fixture.api.get(&session.path("/events?limit=100000"), &session.key).await.expect(200);
     golden("events", t);
 }
 
 #[tokio::test]
 async fn closing() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let mut t = Transcript::default();
-    let closed = t.rest(&world.api, "DELETE", &session.path(""), &session.key, None).await.expect(200);
+    let closed = t.rest(&fixture.api, "DELETE", &session.path(""), &session.key, None).await.expect(200);
     assert_eq!(closed.json(), json!({"session_id": session.id, "state": "closed"}));
-    let again = t.rest(&world.api, "DELETE", &session.path(""), &session.key, None).await;
+    let again = t.rest(&fixture.api, "DELETE", &session.path(""), &session.key, None).await;
     assert_eq!(again.problem(409, "session_closed"), "session is already closed");
     t.note("the log stays readable");
-    t.rest(&world.api, "GET", &session.path("/events"), &session.key, None).await.expect(200);
-    t.rest(&world.api, "GET", &session.path("/participants"), &session.key, None).await.expect(200);
+    t.rest(&fixture.api, "GET", &session.path("/events"), &session.key, None).await.expect(200);
+    t.rest(&fixture.api, "GET", &session.path("/participants"), &session.key, None).await.expect(200);
 
     t.note("what a closed session answers to each method");
     let closed = (-32000, "session is closed, not open".to_owned());
@@ -114,13 +114,13 @@ async fn closing() {
 
 #[tokio::test]
 async fn closing_a_failed_session() {
-    let world = World::start().await;
-    world.provider.otherwise(tests::provider::Answer::status(400));
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    fixture.provider.otherwise(tests::provider::Answer::status(400));
+    let session = fixture.driver().await;
     session.send("fail").await;
-    assert_eq!(world.admin.state(&session.id).await, "error");
+    assert_eq!(fixture.admin.state(&session.id).await, "error");
     let mut t = Transcript::default();
-    let reply = t.rest(&world.api, "DELETE", &session.path(""), &session.key, None).await;
+    let reply = t.rest(&fixture.api, "DELETE", &session.path(""), &session.key, None).await;
     assert_eq!(reply.problem(409, "session_closed"), "session is already error");
     let refused = (-32000, "session is error, not open".to_owned());
     for method in ["session.registerDriver", "session.compact"] {

@@ -3,13 +3,13 @@
 use super::golden;
 use serde_json::json;
 use tests::client::{of_type, types};
+use tests::fixture::{Fixture, Plan};
 use tests::transcript::Transcript;
-use tests::world::{Plan, World};
 
 #[tokio::test]
 async fn registering_announces_the_images() {
-    let world = Plan::default().profile("available_sandboxes", json!(["python:3.12", "alpine"])).start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Plan::default().profile("available_sandboxes", json!(["python:3.12", "alpine"])).start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     session.register().await;
     session.register().await;
@@ -22,16 +22,19 @@ async fn registering_announces_the_images() {
     }
     assert_eq!(images.len(), 2);
     t.note("only right after a first registration; none when the list is empty");
-    let plain = World::start().await;
+    let plain = Fixture::start().await;
     assert_eq!(plain.driver().await.types().await, ["session.open", "session.driver.register"]);
     golden("sandbox_available", t);
 }
 
 #[tokio::test]
 async fn starting_in_order_of_checks() {
-    let world = Plan::default().profile("available_sandboxes", json!(["python:3.12"])).start().await;
-    world.admin.profile(&json!({"name": "other", "primary_provider": "main", "available_sandboxes": ["alpine"]})).await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Plan::default().profile("available_sandboxes", json!(["python:3.12"])).start().await;
+    fixture
+        .admin
+        .profile(&json!({"name": "other", "primary_provider": "main", "available_sandboxes": ["alpine"]}))
+        .await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     let start = "session.startRemoteSandbox";
     assert_eq!(
@@ -58,7 +61,7 @@ async fn starting_in_order_of_checks() {
     assert_eq!(events[before]["payload"], json!({"image": "python:3.12", "dispatch": "remote"}));
     assert_eq!(events[before + 1]["payload"]["phase"], "start");
     t.note("profile before image");
-    world.lose_profile(&world.profile).await;
+    fixture.lose_profile(&fixture.profile).await;
     let (code, text) = t.rpc(&session, start, json!({"image": "nothing"})).await.error();
     assert!(code == -32000 && text.starts_with("profile_unavailable: "), "{code} {text}");
     t.note("state before params");
@@ -69,8 +72,8 @@ async fn starting_in_order_of_checks() {
 
 #[tokio::test]
 async fn stopping_and_running_without_one() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     for (method, params) in
         [("session.stopRemoteSandbox", json!({})), ("session.execRemoteSandbox", json!({"command": "ls"}))]
@@ -94,8 +97,8 @@ async fn stopping_and_running_without_one() {
 
 #[tokio::test]
 async fn local_reports() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     let report = "session.reportLocalSandbox";
     assert_eq!(
@@ -103,7 +106,7 @@ async fn local_reports() {
         (-32001, format!("call session.registerDriver before {report}"))
     );
     session.register().await;
-    let second = world.second(&session).await;
+    let second = fixture.second(&session).await;
     let mut watcher = session.subscribe(None).await;
     for params in [
         json!({"state": "running", "image": "anything:at-all", "container_id": "c1", "detail": null}),
@@ -134,6 +137,6 @@ async fn local_reports() {
         running[0]["payload"],
         json!({"dispatch": "local", "image": "anything:at-all", "container_id": "c1", "detail": null})
     );
-    assert_ne!(running[0]["client_key_id"], json!(world.key.id), "attributed to the caller");
+    assert_ne!(running[0]["client_key_id"], json!(fixture.key.id), "attributed to the caller");
     golden("local_sandbox", t);
 }

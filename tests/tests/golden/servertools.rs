@@ -3,25 +3,25 @@
 use super::golden;
 use serde_json::json;
 use tests::client::of_type;
+use tests::fixture::Plan;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
 use tests::transcript::Transcript;
-use tests::world::Plan;
 
 #[tokio::test]
 async fn mcp_rounds() {
     let files = Mcp::start("files", Kind::Http, &["ls", "cat"]).await;
-    let world = Plan::default().mcp(&files).start().await;
-    let session = world.driver().await;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let fixture = Plan::default().mcp(&files).start().await;
+    let session = fixture.driver().await;
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
     files.push(Outcome::Text("a.txt".to_owned()));
     files.push(Outcome::IsError("no such file".to_owned()));
-    world.provider.push(Answer::blocks(json!([
+    fixture.provider.push(Answer::blocks(json!([
         {"type": "text", "text": "Looking."},
         {"type": "tool_use", "id": "tu_1", "name": "ls", "input": {"path": "/data"}},
         {"type": "tool_use", "id": "tu_2", "name": "cat", "input": {"path": "b.txt"}},
     ])));
-    world.provider.push(Answer::tools(&[("tu_3", "ls", json!({"deep": 1.10}))]));
+    fixture.provider.push(Answer::tools(&[("tu_3", "ls", json!({"deep": 1.10}))]));
     let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "files?"}})).await;
     assert_eq!(
         outcome.types(),
@@ -50,7 +50,7 @@ async fn mcp_rounds() {
     );
     t.note("a later turn still sees the rounds (companion 4.2)");
     session.send("again").await.text();
-    let messages = world.provider.last()["messages"].clone();
+    let messages = fixture.provider.last()["messages"].clone();
     t.value("messages", &messages);
     assert_eq!(messages.as_array().unwrap().len(), 7);
     golden("mcp", t);
@@ -61,12 +61,12 @@ async fn mcp_rounds() {
 async fn mcp_transports() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
         let mcp = Mcp::start("files", kind, &["ls"]).await;
-        let world = Plan::default().mcp(&mcp).start().await;
-        let session = world.driver().await;
-        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({"path": "/"}))]));
+        let fixture = Plan::default().mcp(&mcp).start().await;
+        let session = fixture.driver().await;
+        fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({"path": "/"}))]));
         let outcome = session.send("go").await;
         assert_eq!(outcome.text(), "ok", "{kind:?}");
-        let tools = world.provider.requests()[0].json()["tools"].clone();
+        let tools = fixture.provider.requests()[0].json()["tools"].clone();
         let tool = tools.as_array().unwrap().iter().find(|tool| tool["name"] == "ls").unwrap().clone();
         assert_eq!(tool["description"], "mock tool ls");
         assert_eq!(mcp.calls()[0]["arguments"], json!({"path": "/"}), "{kind:?}");
@@ -77,12 +77,12 @@ async fn mcp_transports() {
 
 #[tokio::test]
 async fn tools_with_nobody_behind_them() {
-    let world = Plan::default().profile("mcp_servers", json!(["not-configured"])).start().await;
+    let fixture = Plan::default().profile("mcp_servers", json!(["not-configured"])).start().await;
     let command = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
-    let session = world.driver_with(json!({"sandbox_tools": [{"name": "sh", "input_schema": command}]})).await;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
-    world.provider.push(Answer::tools(&[("tu_1", "nothing", json!({})), ("tu_2", "sh", json!({"command": "ls"}))]));
-    world.provider.push(Answer::tools(&[("tu_3", "sh", json!({"command": 7}))]));
+    let session = fixture.driver_with(json!({"sandbox_tools": [{"name": "sh", "input_schema": command}]})).await;
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
+    fixture.provider.push(Answer::tools(&[("tu_1", "nothing", json!({})), ("tu_2", "sh", json!({"command": "ls"}))]));
+    fixture.provider.push(Answer::tools(&[("tu_3", "sh", json!({"command": 7}))]));
     let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "go"}})).await;
     assert_eq!(outcome.text(), "ok", "these never end the turn");
     let events = outcome.events();
@@ -100,19 +100,19 @@ async fn tools_with_nobody_behind_them() {
 async fn mcp_is_connected_once() {
     for kind in [Kind::Http, Kind::Sse] {
         let mcp = Mcp::start("files", kind, &["ls"]).await;
-        let world = Plan::default()
+        let fixture = Plan::default()
             .mcp(&mcp)
             .toml("headers = { Authorization = \"Bearer ${MCP_TOKEN}\" }")
             .env("MCP_TOKEN", "from-the-environment")
             .start()
             .await;
-        let session = world.driver().await;
-        let second = world.second(&session).await;
-        world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
+        let session = fixture.driver().await;
+        let second = fixture.second(&session).await;
+        fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
         assert_eq!(second.send("go").await.text(), "ok", "a joiner's turn uses the session's MCP tools");
         assert_eq!((mcp.opened(), mcp.calls().len()), (1, 1), "{kind:?}");
         assert_eq!(mcp.authorization().as_deref(), Some("Bearer from-the-environment"), "{kind:?}");
-        let log = world.server.log() + &serde_json::to_string(&session.events().await).unwrap();
+        let log = fixture.server.log() + &serde_json::to_string(&session.events().await).unwrap();
         assert!(!log.contains("from-the-environment"));
     }
 }

@@ -171,9 +171,9 @@ async fn the_admin_port_may_be_opened_on_purpose() {
 /// `BAE_LOG_FORMAT=json`: every line that the server writes is an object.
 #[tokio::test]
 async fn json_logs() {
-    let world = tests::world::Plan::default().env("BAE_LOG_FORMAT", "json").start().await;
-    world.driver().await.send("hello").await.text();
-    let log = world.server.log();
+    let fixture = tests::fixture::Plan::default().env("BAE_LOG_FORMAT", "json").start().await;
+    fixture.driver().await.send("hello").await.text();
+    let log = fixture.server.log();
     assert!(!log.trim().is_empty());
     for line in log.lines() {
         let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_str(line);

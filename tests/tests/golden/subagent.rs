@@ -3,14 +3,14 @@
 use super::golden;
 use serde_json::{Value, json};
 use tests::client::{of_type, types};
+use tests::fixture::{Fixture, Plan, clock};
 use tests::provider::Answer;
 use tests::transcript::Transcript;
-use tests::world::{Plan, World, clock};
 
 #[tokio::test]
 async fn local_reports() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     let report = "session.reportLocalSubagent";
     assert_eq!(
@@ -60,8 +60,8 @@ async fn local_reports() {
 
 #[tokio::test]
 async fn cancelling() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     let cancel = "session.cancelSubagent";
     assert_eq!(
@@ -80,8 +80,8 @@ async fn cancelling() {
 
 #[tokio::test]
 async fn updating_tools() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({"tools": [clock()]})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({"tools": [clock()]})).await;
     let mut t = Transcript::default();
     let update = "session.updateClientTools";
     assert_eq!(
@@ -105,26 +105,26 @@ async fn updating_tools() {
         assert!(code == -32015 && text.starts_with("tool_not_allowed"), "{code} {text}");
     }
     session.send("with the declared tool").await.text();
-    assert_eq!(world.provider.last()["tools"][0]["name"], "clock");
+    assert_eq!(fixture.provider.last()["tools"][0]["name"], "clock");
     t.note("a full replacement, from the next provider call on");
     assert_eq!(
         *t.rpc(&session, update, json!({"tools": [{"name": "weather"}]})).await.result(),
         json!({"updated": true})
     );
     session.send("with another").await.text();
-    let tools = world.provider.last()["tools"].clone();
+    let tools = fixture.provider.last()["tools"].clone();
     assert_eq!((tools.as_array().unwrap().len(), &tools[0]["name"]), (1, &json!("weather")));
     t.note("empty");
     assert_eq!(*t.rpc(&session, update, json!({"tools": []})).await.result(), json!({"updated": true}));
     session.send("with none").await.text();
-    assert_eq!(world.provider.last()["tools"].as_array().map(Vec::len).unwrap_or_default(), 0);
+    assert_eq!(fixture.provider.last()["tools"].as_array().map(Vec::len).unwrap_or_default(), 0);
     assert!(of_type(&session.events().await, "session.subagent.start").is_empty());
     golden("update_tools", t);
 }
 
 #[tokio::test]
 async fn launches() {
-    let world = Plan::default().profile("available_sandboxes", json!(["agents"])).start().await;
+    let fixture = Plan::default().profile("available_sandboxes", json!(["agents"])).start().await;
     let declaration = json!({
         "name": "launch_subagent", "description": "Launch", "input_schema": {"type": "object"}, "image": "agents",
         "subagents": [{"harness": "claude", "command_template": "claude --model {model}"}],
@@ -132,10 +132,10 @@ async fn launches() {
     let mut elsewhere = declaration.clone();
     elsewhere["name"] = json!("launch_elsewhere");
     elsewhere["image"] = json!("not-allowed");
-    let session = world.driver_with(json!({"subagent_tools": [declaration, elsewhere]})).await;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let session = fixture.driver_with(json!({"subagent_tools": [declaration, elsewhere]})).await;
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
     let good = json!({"harness": "claude", "model": "m", "prompt": "p"});
-    world.provider.push(Answer::tools(&[
+    fixture.provider.push(Answer::tools(&[
         ("tu_1", "launch_subagent", json!({"harness": "unknown", "model": "m", "prompt": "p"})),
         ("tu_2", "launch_subagent", json!({"harness": "claude", "model": " ", "prompt": "p"})),
         ("tu_3", "launch_subagent", json!({"harness": "claude", "model": "m"})),
@@ -155,14 +155,14 @@ async fn launches() {
         results.iter().all(|event| event["payload"]["is_error"] == true && event["payload"]["dispatch"] == "subagent")
     );
     t.note("the model sees name, description and schema only");
-    let tools = world.provider.requests()[0].json()["tools"].clone();
+    let tools = fixture.provider.requests()[0].json()["tools"].clone();
     t.value("tools", &tools);
     assert_eq!(
         tools[0],
         json!({"name": "launch_subagent", "description": "Launch", "input_schema": {"type": "object"}})
     );
     t.note("a launch that is allowed, with no driver to start it");
-    world.provider.push(Answer::tools(&[("tu_5", "launch_subagent", good)]));
+    fixture.provider.push(Answer::tools(&[("tu_5", "launch_subagent", good)]));
     let outcome = t.rpc(&session, "session.sendMessage", json!({"message": {"content": "launch"}})).await;
     assert_eq!(outcome.text(), "ok");
     golden("launch_subagent", t);

@@ -3,17 +3,17 @@
 use super::golden;
 use serde_json::json;
 use tests::client::{ids, types};
+use tests::fixture::{Fixture, Plan};
 use tests::provider::Answer;
 use tests::transcript::Transcript;
-use tests::world::{Plan, World};
 
 #[tokio::test]
 async fn live_replay_and_the_filter() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let mut t = Transcript::default().replace(&world.provider.url(), "[provider]");
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let mut t = Transcript::default().replace(&fixture.provider.url(), "[provider]");
     let mut live = session.subscribe(None).await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("pause").await;
     session.answer(&[("tu_1", "now")]).await.text();
     t.note("live: no client.message.send, no tool.result of a client");
@@ -46,8 +46,8 @@ async fn live_replay_and_the_filter() {
 
 #[tokio::test]
 async fn client_events_by_default() {
-    let world = Plan::default().env("BAE_FORWARD_CLIENT_EVENTS", "1").start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().env("BAE_FORWARD_CLIENT_EVENTS", "1").start().await;
+    let session = fixture.driver().await;
     let mut watcher = session.subscribe(None).await;
     session.send("hello").await.text();
     assert_eq!(watcher.next_type().await, "client.message.send");
@@ -55,8 +55,8 @@ async fn client_events_by_default() {
 
 #[tokio::test]
 async fn params_and_registration() {
-    let world = World::start().await;
-    let session = world.api.open(&world.key.secret, &json!({})).await;
+    let fixture = Fixture::start().await;
+    let session = fixture.api.open(&fixture.key.secret, &json!({})).await;
     let mut t = Transcript::default();
     for params in [json!({"since_event_id": 7}), json!({"include_client_events": "yes"})] {
         let (code, text) = t.rpc(&session, "session.subscribe", params).await.error();
@@ -70,11 +70,11 @@ async fn params_and_registration() {
 
 #[tokio::test]
 async fn unsubscribing_ends_every_subscription() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let other = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let other = fixture.driver().await;
     let mut kept = other.subscribe(None).await;
-    let second = world.second(&session).await;
+    let second = fixture.second(&session).await;
     let (first_stream, second_stream) = (session.subscribe(None).await, second.subscribe(None).await);
     let mut t = Transcript::default();
     let outcome = t.rpc(&second, "session.unsubscribe", json!({})).await;
@@ -94,8 +94,8 @@ async fn unsubscribing_ends_every_subscription() {
 /// D3: `session.close` reaches watchers, last; then the stream ends. On an ended session: replay, then the end.
 #[tokio::test]
 async fn the_end_of_a_session() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let live = session.subscribe(None).await;
     session.delete().await.expect(200);
     let seen = live.finish().await;
@@ -108,8 +108,8 @@ async fn the_end_of_a_session() {
     assert_eq!(session.subscribe(None).await.finish().await.live().len(), 0);
 
     t.note("a session that failed");
-    world.provider.otherwise(Answer::status(400));
-    let session = world.driver().await;
+    fixture.provider.otherwise(Answer::status(400));
+    let session = fixture.driver().await;
     let live = session.subscribe(None).await;
     session.send("fail").await;
     assert_eq!(types(&live.finish().await.live()).last().unwrap(), "session.error");
@@ -122,10 +122,10 @@ async fn the_end_of_a_session() {
 /// Companion 2.7: an empty line on a stream that has been silent that long.
 #[tokio::test]
 async fn keep_alive_lines() {
-    let world = Plan::default().env("BAE_STREAM_KEEPALIVE", "1").start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().env("BAE_STREAM_KEEPALIVE", "1").start().await;
+    let session = fixture.driver().await;
     let mut idle = session.subscribe(None).await;
-    let held = world.provider.hold(Answer::text("slow"));
+    let held = fixture.provider.hold(Answer::text("slow"));
     let mut turn = session.start_send("go").await;
     for stream in [&mut idle, &mut turn] {
         let mut empty = 0;

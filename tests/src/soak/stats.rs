@@ -70,11 +70,11 @@ struct Inner {
     begun: Option<Instant>,
 }
 
-/// The tally; shared by everybody.
+/// What is counted; shared by all actors.
 #[derive(Debug, Default)]
-pub struct Tally(Mutex<Inner>);
+pub struct Stats(Mutex<Inner>);
 
-impl Tally {
+impl Stats {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,24 +186,24 @@ mod tests {
 
     #[test]
     fn a_class_that_hit_nothing_and_a_broken_rule_fail_the_run() {
-        let tally = Tally::default();
-        tally.hit(Class::Killed, 2);
-        tally.hit(Class::Drained, 0);
-        assert!(tally.report(&[Class::Killed]).1);
-        let (text, good) = tally.report(&[Class::Killed, Class::Drained]);
+        let stats = Stats::default();
+        stats.hit(Class::Killed, 2);
+        stats.hit(Class::Drained, 0);
+        assert!(stats.report(&[Class::Killed]).1);
+        let (text, good) = stats.report(&[Class::Killed, Class::Drained]);
         assert!(!good && text.contains("NOT TESTED: no running turn was hit when a node is replaced"), "{text}");
-        tally.wrong("ses_1", "never answered".to_owned());
-        let (text, good) = tally.report(&[Class::Killed]);
+        stats.wrong("ses_1", "never answered".to_owned());
+        let (text, good) = stats.report(&[Class::Killed]);
         assert!(!good && text.contains("never answered"), "{text}");
     }
 
     #[test]
     fn troubles_end_when_all_is_well() {
-        let tally = Tally::default();
+        let stats = Stats::default();
         let before = Instant::now();
-        tally.trouble(1);
-        assert!(tally.troubled(1, before) && !tally.troubled(0, before));
-        tally.well();
-        assert!(tally.troubled(1, before) && !tally.troubled(1, Instant::now()));
+        stats.trouble(1);
+        assert!(stats.troubled(1, before) && !stats.troubled(0, before));
+        stats.well();
+        assert!(stats.troubled(1, before) && !stats.troubled(1, Instant::now()));
     }
 }

@@ -1,16 +1,16 @@
 //! The life of one session after the other: two drivers and two observers for a while, now and then a key revoked or the
 //! session closed under them; then it comes to rest, and the checker reads its whole record.
 
-use super::dice::Dice;
-use super::driver::{Driver, Shown};
+use super::driver::{CallOutput, Driver};
 use super::model::Model;
 use super::observer;
-use super::tally::{Class, Tally};
+use super::rng::Rng;
+use super::stats::{Class, Stats};
 use crate::admin::{Admin, Key};
 use crate::checker::{Log, Rule, Violation, label_of};
 use crate::client::{Api, Session};
+use crate::fixture::clock;
 use crate::history::unpaired;
-use crate::world::clock;
 use serde_json::{Value, json};
 use sqlx::postgres::PgPool;
 use std::sync::Arc;
@@ -19,47 +19,47 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// Where sessions are played.
+/// What every session of the run needs.
 #[derive(Debug, Clone)]
-pub struct Stage {
+pub struct Context {
     pub seed: u64,
     pub apis: Vec<Api>,
     pub admins: Vec<Admin>,
     pub profile: String,
     pub pool: PgPool,
     pub model: Arc<Model>,
-    pub tally: Arc<Tally>,
+    pub stats: Arc<Stats>,
     /// Within this a request is answered, and a session comes to rest.
-    pub patience: Duration,
+    pub time_limit: Duration,
     pub over: watch::Receiver<bool>,
 }
 
-/// One session as it is played.
-struct Play {
-    stage: Stage,
+/// One session, from its opening to its check.
+struct SessionRun {
+    context: Context,
     tag: String,
-    dice: Dice,
+    rng: Rng,
     views: Vec<Session>,
     stop: watch::Sender<bool>,
     drivers: Vec<JoinHandle<Driver>>,
     observers: Vec<(bool, JoinHandle<Vec<String>>)>,
 }
 
-impl Stage {
+impl Context {
     /// One session after the other until it is over.
-    pub async fn play(self, slot: usize) {
+    pub async fn run_sessions(self, slot: usize) {
         let mut number = 0;
         let mut keys = vec![self.key().await, self.key().await];
         while !*self.over.borrow() {
             number += 1;
             let tag = format!("s{slot}x{number}");
-            match Play::open(self.clone(), &tag, &keys).await {
-                Some(play) => {
-                    if play.run(&keys).await {
+            match SessionRun::open(self.clone(), &tag, &keys).await {
+                Some(session_run) => {
+                    if session_run.run(&keys).await {
                         keys[1] = self.key().await;
                     }
                 }
-                None => self.tally.wrong(&tag, "could not be opened".to_owned()),
+                None => self.stats.wrong(&tag, "could not be opened".to_owned()),
             }
             self.model.forget(&tag);
         }
@@ -67,10 +67,10 @@ impl Stage {
 
     /// Asks one node after the other until `request` is answered with this status.
     async fn insist(&self, path: &str, key: &str, method: &str, body: Option<&Value>, status: u16) -> Option<Value> {
-        let end = Instant::now() + self.patience;
-        let mut dice = Dice::new(self.seed, path);
+        let end = Instant::now() + self.time_limit;
+        let mut rng = Rng::new(self.seed, path);
         while Instant::now() < end {
-            let at = dice.below(self.apis.len());
+            let at = rng.below(self.apis.len());
             let api = if path.starts_with("/admin") { &self.admins[at].0 } else { &self.apis[at] };
             let mut request = api.request(method, path).header("authorization", format!("Bearer {key}"));
             if let Some(body) = body {
@@ -97,7 +97,7 @@ impl Stage {
     }
 
     async fn read(&self, session: &Session) -> Option<Log> {
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.time_limit;
         while Instant::now() < end {
             match timeout(Duration::from_secs(10), Log::try_read(&self.pool, &session.id)).await {
                 Ok(Ok(log)) => return Some(log),
@@ -108,79 +108,80 @@ impl Stage {
     }
 }
 
-impl Play {
-    async fn open(stage: Stage, tag: &str, keys: &[Key]) -> Option<Self> {
-        let mut dice = Dice::new(stage.seed, tag);
+impl SessionRun {
+    async fn open(context: Context, tag: &str, keys: &[Key]) -> Option<Self> {
+        let mut rng = Rng::new(context.seed, tag);
         let mut body = json!({"tools": [clock()]});
-        if dice.percent(50) {
+        if rng.percent(50) {
             body["compaction"] = json!({"mode": "auto", "size": 2000});
         }
-        let opened = stage.insist("/api/v1/sessions", &keys[0].secret, "POST", Some(&body), 201).await?;
+        let opened = context.insist("/api/v1/sessions", &keys[0].secret, "POST", Some(&body), 201).await?;
         let id = opened["session_id"].as_str()?.to_owned();
         let join = format!("/api/v1/sessions/{id}/join");
-        let joined = stage.insist(&join, &keys[1].secret, "POST", Some(&json!({"tools": [clock()]})), 201).await?;
+        let joined = context.insist(&join, &keys[1].secret, "POST", Some(&json!({"tools": [clock()]})), 201).await?;
         let session = |key: &Value| -> Option<Vec<Session>> {
             let key = key["session_key"].as_str()?;
-            Some(stage.apis.iter().map(|api| Session::new(api, &id, key)).collect())
+            Some(context.apis.iter().map(|api| Session::new(api, &id, key)).collect())
         };
         let (views, second) = (session(&opened)?, session(&joined)?);
-        let first = stage.read(&views[0]).await?.events.first()?.id.clone();
+        let first = context.read(&views[0]).await?.events.first()?.id.clone();
         let stop = watch::Sender::new(false);
         let (mut drivers, mut observers) = (Vec::new(), Vec::new());
         for (number, (views, key)) in [views.clone(), second].into_iter().zip(keys).enumerate() {
             let name = format!("{tag}/d{number}");
-            let mut driver = Driver::new(views.clone(), &key.id, &name, &stage);
+            let mut driver = Driver::new(views.clone(), &key.id, &name, &context);
             driver.register().await;
             drivers.push(tokio::spawn(driver.run(stop.subscribe())));
-            let (clients, dice) = (number == 0, Dice::new(stage.seed, &format!("{tag}/o{number}")));
-            observers.push((clients, tokio::spawn(observer::watch(views, first.clone(), clients, dice))));
+            let (clients, rng) = (number == 0, Rng::new(context.seed, &format!("{tag}/o{number}")));
+            observers.push((clients, tokio::spawn(observer::watch(views, first.clone(), clients, rng))));
         }
-        Some(Self { stage, tag: tag.to_owned(), dice, views, stop, drivers, observers })
+        Some(Self { context, tag: tag.to_owned(), rng, views, stop, drivers, observers })
     }
 
-    /// Plays it to its end. Says whether the second key was revoked.
+    /// Runs it to its end. Says whether the second key was revoked.
     async fn run(mut self, keys: &[Key]) -> bool {
-        let life = self.dice.millis(8_000..30_000);
-        let ending = self.dice.below(100);
-        let mut over = self.stage.over.clone();
+        let life = self.rng.millis(8_000..30_000);
+        let ending = self.rng.below(100);
+        let mut over = self.context.over.clone();
         let _ = timeout(life, over.wait_for(|over| *over)).await;
-        let tally = self.stage.tally.clone();
+        let stats = self.context.stats.clone();
         let mut revoked = false;
         if ending < 15 && self.wait_running().await {
-            tally.hit(Class::Revoked, 1);
+            stats.hit(Class::Revoked, 1);
             let path = format!("/admin/v1/keys/{}", keys[1].id);
-            revoked = self.stage.insist(&path, crate::server::ADMIN_KEY, "DELETE", None, 204).await.is_some();
+            revoked = self.context.insist(&path, crate::server::ADMIN_KEY, "DELETE", None, 204).await.is_some();
             // Its observer's stream ends with it.
             self.observers.remove(1).1.abort();
         }
         let closed = (15..40).contains(&ending) && self.wait_running().await;
         if closed {
-            tally.hit(Class::Closed, 1);
+            stats.hit(Class::Closed, 1);
             self.close().await;
         }
         self.stop.send_replace(true);
         let mut drivers = Vec::new();
         for driver in std::mem::take(&mut self.drivers) {
-            match timeout(4 * self.stage.patience, driver).await {
+            match timeout(4 * self.context.time_limit, driver).await {
                 Ok(Ok(driver)) => drivers.push(driver),
-                other => tally.wrong(&self.tag, format!("a driver never came back: {:?}", other.map(|_| "panic"))),
+                other => stats.wrong(&self.tag, format!("a driver never came back: {:?}", other.map(|_| "panic"))),
             }
         }
         if !closed {
             if let Some(first) = drivers.first_mut() {
-                first.settle().await;
+                first.leave_nothing_open().await;
             }
             self.rest().await;
             self.close().await;
         }
         self.end(&drivers).await;
-        tally.count("sessions", 1);
+        stats.count("sessions", 1);
         revoked
     }
 
     async fn wait_running(&self) -> bool {
         for _ in 0..100 {
-            if self.stage.read(&self.views[0]).await.is_some_and(|log| log.phase == "running" && log.state == "open") {
+            if self.context.read(&self.views[0]).await.is_some_and(|log| log.phase == "running" && log.state == "open")
+            {
                 return true;
             }
             sleep(Duration::from_millis(50)).await;
@@ -190,23 +191,23 @@ impl Play {
 
     async fn close(&self) {
         let path = self.views[0].path("");
-        if self.stage.insist(&path, &self.views[0].key, "DELETE", None, 200).await.is_none() {
-            self.stage.tally.wrong(&self.tag, "could not be closed".to_owned());
+        if self.context.insist(&path, &self.views[0].key, "DELETE", None, 200).await.is_none() {
+            self.context.stats.wrong(&self.tag, "could not be closed".to_owned());
         }
     }
 
     /// Waits until nothing runs, then checks what must hold of a session at rest alone.
     async fn rest(&self) {
-        let end = Instant::now() + self.stage.patience;
+        let end = Instant::now() + self.context.time_limit;
         loop {
-            let Some(log) = self.stage.read(&self.views[0]).await else {
-                return self.stage.tally.wrong(&self.tag, "cannot be read at rest".to_owned());
+            let Some(log) = self.context.read(&self.views[0]).await else {
+                return self.context.stats.wrong(&self.tag, "cannot be read at rest".to_owned());
             };
             if log.phase != "running" {
-                return self.stage.tally.violated(&self.tag, log.violations());
+                return self.context.stats.violated(&self.tag, log.violations());
             }
             if Instant::now() > end {
-                self.stage.tally.wrong(&self.tag, format!("does not come to rest: {:?}", log.types().last()));
+                self.context.stats.wrong(&self.tag, format!("does not come to rest: {:?}", log.types().last()));
                 return;
             }
             sleep(Duration::from_millis(50)).await;
@@ -214,7 +215,7 @@ impl Play {
     }
 
     fn check(&self, log: &Log, drivers: &[Driver]) -> Vec<Violation> {
-        let requests = self.stage.model.asked(&self.tag);
+        let requests = self.context.model.asked(&self.tag);
         let mut all = log.violations();
         let sent: Vec<_> = drivers.iter().flat_map(|driver| driver.sent.iter().cloned()).collect();
         all.extend(log.compare_sent(&sent));
@@ -245,21 +246,21 @@ impl Play {
 
     /// The session is closed: its record is whole, and its observers have seen all of it.
     async fn end(&mut self, drivers: &[Driver]) {
-        let tally = &self.stage.tally;
+        let stats = &self.context.stats;
         let mut streams = Vec::new();
         for (clients, mut observer) in std::mem::take(&mut self.observers) {
-            match timeout(self.stage.patience, &mut observer).await {
+            match timeout(self.context.time_limit, &mut observer).await {
                 Ok(Ok(seen)) => streams.push((clients, seen)),
                 _ => {
                     observer.abort();
-                    tally.wrong(&self.tag, "an observer did not see the session's end".to_owned());
+                    stats.wrong(&self.tag, "an observer did not see the session's end".to_owned());
                 }
             }
         }
-        let Some(log) = self.stage.read(&self.views[0]).await else {
-            return tally.wrong(&self.tag, "cannot be read".to_owned());
+        let Some(log) = self.context.read(&self.views[0]).await else {
+            return stats.wrong(&self.tag, "cannot be read".to_owned());
         };
-        tally.violated(&self.tag, self.check(&log, drivers));
+        stats.violated(&self.tag, self.check(&log, drivers));
         for (clients, seen) in streams {
             // What is replayed comes whole in either case, what is live does not.
             let hidden = |id: &String| log.events.iter().any(|event| event.from_client && event.id == *id);
@@ -276,17 +277,17 @@ impl Play {
                     seen.len(),
                     wanted.len(),
                 );
-                tally.violated(&self.tag, [Violation { rule: Rule::Slice, what }]);
+                stats.violated(&self.tag, [Violation { rule: Rule::Slice, what }]);
             }
         }
-        tally.count("events", log.events.len());
-        tally.count("calls recorded", log.calls.len());
-        tally.count("owners", usize::try_from(log.epoch).unwrap_or_default());
+        stats.count("events", log.events.len());
+        stats.count("calls recorded", log.calls.len());
+        stats.count("owners", usize::try_from(log.epoch).unwrap_or_default());
     }
 }
 
 /// A call's stream is a slice of its events, and its result is all of them.
-fn compare_call(log: &Log, shown: &Shown) -> Vec<Violation> {
+fn compare_call(log: &Log, shown: &CallOutput) -> Vec<Violation> {
     let message = log.events.iter().find(|event| label_of(event).as_deref() == Some(&shown.label));
     let Some(message) = message else { return Vec::new() };
     let events = || log.events.iter().filter(|event| event.call == message.call);

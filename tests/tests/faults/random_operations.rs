@@ -1,28 +1,20 @@
-//! Everything at random: two drivers that send, pause, answer, give up, compact, report and hang up, and a server that dies
+//! Random operations: two drivers that send, pause, answer, give up, compact, report and hang up, and a server that dies
 //! now and then. Afterwards the log must be sound, every tool call paired, and the session must serve both.
 
+use fastrand::Rng;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tests::client::{Session, of_type, types};
+use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::poll::{DEADLINE, until};
 use tests::provider::Answer;
-use tests::world::{Plan, World};
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % n
-    }
-}
 
 /// Answers of every kind but final failures, which would end the session.
-fn answer(random: &mut Random, number: usize) -> Answer {
+fn answer(rng: &mut Rng, number: usize) -> Answer {
     let id = |part: &str| format!("tu_{number}{part}");
-    match random.below(10) {
+    match rng.u64(..10) {
         0 | 1 => Answer::tools(&[(&id("c"), "clock", json!({"n": number}))]),
         2 | 3 => Answer::tools(&[(&id("m"), "ls", json!({"n": number}))]),
         4 => Answer::tools(&[(&id("m"), "ls", json!({})), (&id("c"), "clock", json!({}))]),
@@ -37,8 +29,8 @@ fn answer(random: &mut Random, number: usize) -> Answer {
     }
 }
 
-/// Posts a call and stays for at most `patience`; whatever comes of it is fine. Returns the last line.
-async fn call(session: &Session, method: &str, params: Value, patience: Duration) -> Option<Value> {
+/// Posts a call and stays for at most `time_limit`; whatever comes of it is fine. Returns the last line.
+async fn call(session: &Session, method: &str, params: Value, time_limit: Duration) -> Option<Value> {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
     let whole = async {
         loop {
@@ -52,7 +44,7 @@ async fn call(session: &Session, method: &str, params: Value, patience: Duration
             }
         }
     };
-    let text = tokio::time::timeout(patience, whole).await.ok()??;
+    let text = tokio::time::timeout(time_limit, whole).await.ok()??;
     serde_json::from_str(text.lines().last()?).ok()
 }
 
@@ -63,80 +55,81 @@ fn asked(last: Option<&Value>) -> Vec<Value> {
     ours.map(|block| json!({"type": "tool_result", "tool_use_id": block["id"], "content": "done"})).collect()
 }
 
-/// One driver's day.
+/// What one driver does: sixty random calls.
 async fn drive(session: &Session, seed: u64) {
-    let mut random = Random(seed);
+    let mut rng = Rng::with_seed(seed);
     let mut open: Vec<Value> = Vec::new();
     for number in 0..60 {
-        let patience = Duration::from_millis(match random.below(4) {
-            0 => random.below(30),
+        let time_limit = Duration::from_millis(match rng.u64(..4) {
+            0 => rng.u64(..30),
             _ => 4000,
         });
-        match random.below(12) {
-            0 => drop(call(session, "session.compact", json!({}), patience).await),
+        match rng.u64(..12) {
+            0 => drop(call(session, "session.compact", json!({}), time_limit).await),
             1 => {
                 let report = json!({"state": "running", "image": format!("{number}")});
-                call(session, "session.reportLocalSandbox", report, patience).await;
+                call(session, "session.reportLocalSandbox", report, time_limit).await;
             }
             2 => drop(
-                call(session, "session.updateClientTools", json!({"tools": [tests::world::clock()]}), patience).await,
+                call(session, "session.updateClientTools", json!({"tools": [tests::fixture::clock()]}), time_limit)
+                    .await,
             ),
             3..8 if !open.is_empty() => {
                 let params = json!({"message": {"content": open}});
-                open = asked(call(session, "session.sendMessage", params, patience).await.as_ref());
+                open = asked(call(session, "session.sendMessage", params, time_limit).await.as_ref());
             }
             _ => {
                 let params = json!({"message": {"content": format!("{seed}-{number}")}});
-                open = asked(call(session, "session.sendMessage", params, patience).await.as_ref());
+                open = asked(call(session, "session.sendMessage", params, time_limit).await.as_ref());
             }
         }
     }
 }
 
-async fn medley(seed: u64) {
+async fn random_operations(seed: u64) {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
     let plan = Plan::default().mcp(&mcp).env("BAE_TURN_TIMEOUT", "1").env("BAE_MAX_TURN_ITERATIONS", "1000");
-    let mut world = plan.start().await;
-    let mut random = Random(seed);
+    let mut fixture = plan.start().await;
+    let mut rng = Rng::with_seed(seed);
     for number in 0..800 {
-        world.provider.push(answer(&mut random, number));
+        fixture.provider.push(answer(&mut rng, number));
     }
     for _ in 0..120 {
-        mcp.push(match random.below(4) {
+        mcp.push(match rng.u64(..4) {
             0 => Outcome::IsError("no".to_owned()),
             1 => Outcome::HangUp,
             _ => Outcome::Text("listing".to_owned()),
         });
     }
-    let body = json!({"tools": [tests::world::clock()], "compaction": {"mode": "auto", "size": 2000}});
-    let first = world.driver_with(body).await;
-    let second = world.second(&first).await;
+    let body = json!({"tools": [tests::fixture::clock()], "compaction": {"mode": "auto", "size": 2000}});
+    let first = fixture.driver_with(body).await;
+    let second = fixture.second(&first).await;
     let (one, two) = (first.clone(), second.clone());
     let drivers = tokio::spawn(async move {
         tokio::join!(drive(&one, seed ^ 1), drive(&two, seed ^ 2));
     });
     let mut kills = 0;
     while !drivers.is_finished() {
-        tokio::time::sleep(Duration::from_millis(100 + random.below(600))).await;
+        tokio::time::sleep(Duration::from_millis(100 + rng.u64(..600))).await;
         if kills < 8 {
-            world.server.crash().await;
+            fixture.server.crash().await;
             kills += 1;
         }
     }
     drivers.await.unwrap();
     assert!(kills >= 2, "only {kills} kills");
-    settle(&world, &first, &second).await;
+    check_both_served(&fixture, &first, &second).await;
 }
 
 /// Both are served again, and nothing is left over.
-async fn settle(world: &World, first: &Session, second: &Session) {
-    let state = world.admin.state(&first.id).await;
+async fn check_both_served(fixture: &Fixture, first: &Session, second: &Session) {
+    let state = fixture.admin.state(&first.id).await;
     if state == "open" {
         for session in [first, second] {
             until(DEADLINE, "an ordinary message's answer", async || {
                 let params = json!({"message": {"content": "settle"}});
                 let last = call(session, "session.sendMessage", params, DEADLINE).await;
-                // A model that asks for a tool once more is put off by the next plain message.
+                // A model that asks for a tool once more is stopped by the next plain message.
                 match (last.as_ref().and_then(|last| last.get("result")), asked(last.as_ref()).is_empty()) {
                     (Some(_), true) => Ok(()),
                     _ => Err(last),
@@ -150,7 +143,7 @@ async fn settle(world: &World, first: &Session, second: &Session) {
     let last = events.last().unwrap();
     let merge = last["payload"]["reason"] == "tool_result_merge_invalid";
     assert!(state == "open" || merge, "{state}: {last}\n{:?}", types(&events));
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
     if state == "open" {
         assert_eq!(of_type(&events, "tool.call").len(), of_type(&events, "tool.result").len(), "{:?}", types(&events));
         let begun = of_type(&events, "client.message.send").len();
@@ -167,25 +160,25 @@ async fn settle(world: &World, first: &Session, second: &Session) {
 /// The same, ended in the middle by DELETE, now and then with a kill close by.
 async fn ended(seed: u64) {
     let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
-    let mut world = Plan::default().mcp(&mcp).env("BAE_TURN_TIMEOUT", "1").start().await;
-    let mut random = Random(seed);
+    let mut fixture = Plan::default().mcp(&mcp).env("BAE_TURN_TIMEOUT", "1").start().await;
+    let mut rng = Rng::with_seed(seed);
     for number in 0..400 {
-        world.provider.push(answer(&mut random, number));
+        fixture.provider.push(answer(&mut rng, number));
     }
-    let first = world.driver().await;
-    let second = world.second(&first).await;
+    let first = fixture.driver().await;
+    let second = fixture.second(&first).await;
     let watcher = tokio::spawn(first.subscribe(None).await.finish());
     let (one, two) = (first.clone(), second.clone());
     let drivers = tokio::spawn(async move {
         tokio::join!(drive(&one, seed ^ 1), drive(&two, seed ^ 2));
     });
-    tokio::time::sleep(Duration::from_millis(random.below(400))).await;
+    tokio::time::sleep(Duration::from_millis(rng.u64(..400))).await;
     let request =
         first.api().request("DELETE", &first.path("")).header("authorization", format!("Bearer {}", first.key));
     let deleting = tokio::spawn(request.send());
-    if random.below(2) == 0 {
-        tokio::time::sleep(Duration::from_millis(random.below(40))).await;
-        world.server.crash().await;
+    if rng.u64(..2) == 0 {
+        tokio::time::sleep(Duration::from_millis(rng.u64(..40))).await;
+        fixture.server.crash().await;
     }
     let _ = deleting.await.unwrap();
     until(DEADLINE, "the session's end", async || {
@@ -199,8 +192,8 @@ async fn ended(seed: u64) {
     let events = first.events().await;
     assert_eq!(of_type(&events, "session.close").len(), 1, "{:?}", types(&events));
     assert_eq!(events.last().unwrap()["event_type"], "session.close", "{:?}", types(&events));
-    assert_eq!(world.admin.state(&first.id).await, "closed");
-    world.server_lives().await;
+    assert_eq!(fixture.admin.state(&first.id).await, "closed");
+    fixture.server_lives().await;
 }
 
 #[tokio::test]
@@ -212,15 +205,15 @@ async fn ended_in_the_middle() {
 
 #[tokio::test]
 async fn of_seed_1() {
-    medley(1).await;
+    random_operations(1).await;
 }
 
 #[tokio::test]
 async fn of_seed_2() {
-    medley(2).await;
+    random_operations(2).await;
 }
 
 #[tokio::test]
 async fn of_seed_3() {
-    medley(3).await;
+    random_operations(3).await;
 }

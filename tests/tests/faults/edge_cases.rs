@@ -2,30 +2,30 @@
 
 use serde_json::{Value, json};
 use tests::client::{of_type, types};
+use tests::fixture::{Fixture, Plan, clock};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp};
 use tests::provider::{Answer, Stop};
-use tests::world::{Plan, World, clock};
 
 /// The owner of a pause is the client key, not the connection or the session key it came with.
 #[tokio::test]
 async fn the_owner_answers_with_another_session_key() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("pause").await;
-    let again = world.api.join(&session.id, &world.key.secret, &json!({"tools": [clock()]})).await;
+    let again = fixture.api.join(&session.id, &fixture.key.secret, &json!({"tools": [clock()]})).await;
     assert_eq!(again.answer(&[("tu_1", "now")]).await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// Another driver's tool results wait like any message of his, and then answer nothing.
 #[tokio::test]
 async fn a_strangers_results() {
-    let world = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
-    let session = world.driver().await;
-    let second = world.second(&session).await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
+    let session = fixture.driver().await;
+    let second = fixture.second(&session).await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("pause").await;
     let forged = json!([{"type": "tool_result", "tool_use_id": "tu_1", "content": "forged"}]);
     let mut waiting = second.start_send(forged).await;
@@ -35,23 +35,23 @@ async fn a_strangers_results() {
     assert!(code == -32000 && text.starts_with("tool result merge invalid: no paused turn"), "{code} {text}");
     assert!(!json!(session.events().await).to_string().contains("forged"), "nothing is recorded");
     assert_eq!(second.send("my own").await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// An update of the tools reaches the next provider call of a running turn, never the one in flight.
 #[tokio::test]
 async fn tools_updated_in_a_turn() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
-    let mut held = world.provider.hold(Answer::tools(&[("tu_1", "ls", json!({}))]));
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
+    let mut held = fixture.provider.hold(Answer::tools(&[("tu_1", "ls", json!({}))]));
     let turn = session.start_send("go").await;
     held.arrived().await;
     session.rpc("session.updateClientTools", json!({"tools": [{"name": "weather"}]})).await.result();
     held.release();
     assert_eq!(turn.finish().await.text(), "ok");
     let names = |index: usize| -> Vec<String> {
-        let tools = world.provider.requests()[index].json()["tools"].clone();
+        let tools = fixture.provider.requests()[index].json()["tools"].clone();
         tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(names(0), ["clock", "ls"]);
@@ -61,25 +61,25 @@ async fn tools_updated_in_a_turn() {
 /// A compaction with nothing to compact, and two in a row.
 #[tokio::test]
 async fn compacting_little() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     for _ in 0..2 {
         let outcome = session.rpc("session.compact", json!({})).await;
         assert_eq!(outcome.result()["event_type"], "session.compaction.completed");
         assert!(outcome.live()[0]["payload"]["token_count"].is_null(), "no turn has reported usage");
     }
     assert_eq!(session.send("hello").await.text(), "ok");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// A pause is not a completed turn: nothing is compacted in it, however many tokens it took.
 #[tokio::test]
 async fn no_compaction_in_a_pause() {
-    let world = World::start().await;
-    let session = world.driver_with(json!({"tools": [clock()], "compaction": {"mode": "auto", "size": 1000}})).await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]).usage(5000, 1));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver_with(json!({"tools": [clock()], "compaction": {"mode": "auto", "size": 1000}})).await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]).usage(5000, 1));
     session.send("pause").await;
-    world.provider.push(Answer::text("little").usage(10, 1));
+    fixture.provider.push(Answer::text("little").usage(10, 1));
     assert_eq!(session.answer(&[("tu_1", "now")]).await.text(), "little");
     assert!(of_type(&session.events().await, "session.compaction.started").is_empty());
 }
@@ -88,10 +88,10 @@ async fn no_compaction_in_a_pause() {
 #[tokio::test]
 async fn no_compaction_after_a_failure() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver_with(json!({"compaction": {"mode": "auto", "size": 1000}})).await;
-    world.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]).usage(5000, 1));
-    world.provider.push(Answer::status(400));
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver_with(json!({"compaction": {"mode": "auto", "size": 1000}})).await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]).usage(5000, 1));
+    fixture.provider.push(Answer::status(400));
     let outcome = session.send("go").await;
     assert_eq!(outcome.types().last().unwrap(), "session.error");
     assert!(of_type(&session.events().await, "session.compaction.started").is_empty());
@@ -100,9 +100,9 @@ async fn no_compaction_after_a_failure() {
 /// Idempotency keys over a pause: each call has its own outcome, and keeps it.
 #[tokio::test]
 async fn resending_both_halves_of_a_pause() {
-    let mut world = World::start().await;
-    let session = world.driver().await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    let mut fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     let asked = session.start_once("time?", "ask").await.finish().await;
     let result = json!([{"type": "tool_result", "tool_use_id": "tu_1", "content": "now"}]);
     let params = json!({"message": {"content": result}, "idempotency_key": "answer"});
@@ -111,51 +111,51 @@ async fn resending_both_halves_of_a_pause() {
     let answered = session.rpc("session.sendMessage", params.clone()).await;
     assert_eq!(answered.text(), "ok");
     assert_eq!(session.rpc("session.sendMessage", params.clone()).await.result(), answered.result());
-    world.server.crash().await;
+    fixture.server.crash().await;
     assert_eq!(session.start_once("time?", "ask").await.finish().await.result(), asked.result());
     assert_eq!(session.rpc("session.sendMessage", params).await.result(), answered.result());
-    assert_eq!(world.provider.requests().len(), 2);
+    assert_eq!(fixture.provider.requests().len(), 2);
 }
 
 /// The stop reason says one thing, the blocks another: the blocks count.
 #[tokio::test]
 async fn contradictory_answers() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
-    let world = Plan::default().mcp(&mcp).start().await;
-    let session = world.driver().await;
+    let fixture = Plan::default().mcp(&mcp).start().await;
+    let session = fixture.driver().await;
     let uses = vec![json!({"type": "tool_use", "id": "tu_1", "name": "ls", "input": {}})];
-    world.provider.push(Answer::Message { blocks: uses, stop: Stop::EndTurn, usage: None });
+    fixture.provider.push(Answer::Message { blocks: uses, stop: Stop::EndTurn, usage: None });
     assert_eq!(session.send("go").await.text(), "ok");
     assert_eq!(mcp.calls().len(), 1);
     let text = vec![json!({"type": "text", "text": "no tool after all"})];
-    world.provider.push(Answer::Message { blocks: text, stop: Stop::ToolUse, usage: None });
+    fixture.provider.push(Answer::Message { blocks: text, stop: Stop::ToolUse, usage: None });
     assert_eq!(session.send("go").await.text(), "no tool after all");
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// An answer that uses one id twice cannot be answered by pairs; whatever becomes of it, later requests are sound.
 #[tokio::test]
 async fn one_id_twice_in_an_answer() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    world.provider.push(Answer::tools(&[("tu_1", "clock", json!({"n": 1})), ("tu_1", "clock", json!({"n": 2}))]));
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({"n": 1})), ("tu_1", "clock", json!({"n": 2}))]));
     let outcome = session.send("go").await;
     assert!(outcome.frames.last().unwrap().get("result").is_some());
-    if world.admin.state(&session.id).await == "open" {
+    if fixture.admin.state(&session.id).await == "open" {
         session.answer(&[("tu_1", "now")]).await;
     }
-    if world.admin.state(&session.id).await == "open" {
+    if fixture.admin.state(&session.id).await == "open" {
         session.send("next").await;
     }
-    assert_all_paired(&world.provider);
+    assert_all_paired(&fixture.provider);
 }
 
 /// A database that another program keeps locked for a while: writers wait for it.
 #[tokio::test]
 async fn a_locked_database() {
-    let world = World::start().await;
-    let session = world.driver().await;
-    let lock = world.database().await.lock().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    let lock = fixture.database().await.lock().await;
     let mut turn = session.start_send("patience").await;
     let read = session.events().await;
     assert_eq!(types(&read), ["session.open", "session.driver.register"], "reading goes on meanwhile");
@@ -168,13 +168,13 @@ async fn a_locked_database() {
 #[tokio::test]
 async fn half_a_body() {
     use tokio::io::AsyncWriteExt;
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let body =
         json!({"jsonrpc": "2.0", "id": 1, "method": "session.sendMessage", "params": {"message": {"content": "x"}}})
             .to_string();
     for sent in [0, 1, body.len() / 2, body.len() - 1] {
-        let mut socket = tokio::net::TcpStream::connect(world.server.addr()).await.unwrap();
+        let mut socket = tokio::net::TcpStream::connect(fixture.server.addr()).await.unwrap();
         let head = format!(
             "POST {} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n",
             session.path("/rpc"),
@@ -196,8 +196,8 @@ async fn half_a_body() {
 /// More than one page of events, read in pages of every size.
 #[tokio::test]
 async fn pages_of_every_size() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     for number in 0..205 {
         let report = json!({"state": "running", "image": number.to_string()});
         session.rpc("session.reportLocalSandbox", report).await.result();
@@ -207,7 +207,7 @@ async fn pages_of_every_size() {
     for (query, expected) in
         [("", 50), ("?limit=1", 1), ("?limit=200", 200), ("?limit=201", 200), ("?limit=18446744073709551615", 200)]
     {
-        let page = world.api.get(&session.path(&format!("/events{query}")), &session.key).await;
+        let page = fixture.api.get(&session.path(&format!("/events{query}")), &session.key).await;
         if page.status == 200 {
             assert_eq!(page.json()["items"].as_array().unwrap().len(), expected, "{query}");
         } else {
@@ -219,7 +219,8 @@ async fn pages_of_every_size() {
         let mut seen: Vec<Value> = Vec::new();
         let mut query = format!("?limit={limit}");
         loop {
-            let page = world.api.get(&session.path(&format!("/events{query}")), &session.key).await.expect(200).json();
+            let page =
+                fixture.api.get(&session.path(&format!("/events{query}")), &session.key).await.expect(200).json();
             seen.extend(page["items"].as_array().unwrap().iter().cloned());
             let Some(next) = page["next_cursor"].as_str() else { break };
             query = format!("?limit={limit}&cursor={next}");
@@ -232,10 +233,10 @@ async fn pages_of_every_size() {
 /// same connection works.
 #[tokio::test]
 async fn connections_are_used_again() {
-    let world = World::start().await;
-    let session = world.driver().await;
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
     let pooled = reqwest::Client::builder().pool_max_idle_per_host(1).no_proxy().build().unwrap();
-    let api = tests::client::Api::new(pooled, world.server.url());
+    let api = tests::client::Api::new(pooled, fixture.server.url());
     let rpc = async |key: &str, body: String| {
         let request = api.request("POST", &session.path("/rpc")).header("authorization", format!("Bearer {key}"));
         api.send(request.header("content-type", "application/json").body(body)).await
@@ -251,7 +252,7 @@ async fn connections_are_used_again() {
         assert!(turn.status == 200 && turn.body.lines().last().unwrap().contains("\"result\""), "{turn:?}");
         api.get("/nowhere", "").await.expect(404);
         api.post("/healthz", "", &json!({"padding": padding})).await.expect(405);
-        api.post("/api/v1/sessions", &world.key.secret, &json!({"tools": [{"name": padding}]})).await.expect(403);
+        api.post("/api/v1/sessions", &fixture.key.secret, &json!({"tools": [{"name": padding}]})).await.expect(403);
         api.get(&session.path("/events?limit=1"), &session.key).await.expect(200);
     }
 }

@@ -1,4 +1,4 @@
-//! The usual scene: a server, a mock provider, a profile and a client key.
+//! What a test of one server starts with: a server, a mock provider, a profile and a client key.
 
 use crate::admin::{Admin, Key};
 use crate::client::{Api, Session};
@@ -86,7 +86,7 @@ impl Plan {
     }
 
     /// Starts everything.
-    pub async fn start(self) -> World {
+    pub async fn start(self) -> Fixture {
         let provider = Provider::start().await;
         let config = self.config.toml(&provider_toml("main", self.kind, &provider.url(), &self.extra));
         let server = Server::start(config).await;
@@ -94,13 +94,13 @@ impl Plan {
         let profile = admin.profile(&self.profile).await;
         let key = admin.key("first", &profile).await;
         let api = Api::new(server.http(), server.url());
-        World { server, provider, admin, api, profile, key }
+        Fixture { server, provider, admin, api, profile, key }
     }
 }
 
-/// The scene.
+/// A running server and what a test needs to use it.
 #[derive(Debug)]
-pub struct World {
+pub struct Fixture {
     pub server: Server,
     pub provider: Provider,
     pub admin: Admin,
@@ -116,8 +116,8 @@ pub fn clock() -> Value {
     json!({"name": "clock", "description": "The time", "input_schema": {"type": "object", "properties": {}}})
 }
 
-impl World {
-    /// The usual scene with nothing special.
+impl Fixture {
+    /// One with nothing special.
     pub async fn start() -> Self {
         Plan::default().start().await
     }
