@@ -273,6 +273,12 @@ impl Session {
         types(&self.events().await)
     }
 
+    /// The contents of the messages that clients have sent, in the log's order.
+    pub async fn said(&self) -> Vec<Value> {
+        let events = self.events().await;
+        of_type(&events, "client.message.send").iter().map(|event| event["payload"]["content"].clone()).collect()
+    }
+
     /// Waits until the log's last event is of type `what`, and returns the log.
     pub async fn until_last(&self, what: &str) -> Vec<Value> {
         self.until(&format!("the log ending in {what}"), |events| {

@@ -268,7 +268,7 @@ impl Provider {
 async fn answer(state: Arc<State>, request: Request, mut conn: Conn) {
     let openai = request.path.ends_with("/chat/completions");
     let known = openai || request.path.ends_with("/v1/messages");
-    // Tests send what a parser may refuse; the mock does not mind.
+    // Tests send what a parser may refuse; the mock takes it all the same.
     let parsed: Option<Value> = serde_json::from_slice(&request.body).ok();
     let model = parsed.and_then(|body| body["model"].as_str().map(str::to_owned)).unwrap_or_default();
     state.requests.lock().unwrap().push(request);

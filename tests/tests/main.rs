@@ -9,3 +9,4 @@ mod cli;
 mod cluster;
 mod faults;
 mod golden;
+mod readme;

@@ -129,7 +129,8 @@ async fn rolling_restart_under_load() {
                     assert!(refused.is_none_or(|error| error["data"]["retryable"] == true), "{outcome:?}");
                     tries += 1;
                     assert!(tries < 1000, "no node answers: {outcome:?}");
-                    // A node that is starting refuses connections at once.
+                    // A node that is starting refuses connections at once. (The compiler takes `poll::until`'s asynchronous
+                    // closure for one that cannot go into a spawned task.)
                     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 }
                 sent += 1;

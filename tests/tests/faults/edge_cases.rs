@@ -1,4 +1,4 @@
-//! Corners where two rules meet.
+//! Edge cases where two rules of the API meet.
 
 use serde_json::{Value, json};
 use tests::client::{of_type, types};

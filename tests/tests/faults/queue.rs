@@ -1,15 +1,10 @@
 //! The gate: order, silence, pauses with others waiting (D5, D6, S7, S9, S13, F7).
 
-use serde_json::{Value, json};
-use tests::client::{Session, of_type, types};
+use serde_json::json;
+use tests::client::{of_type, types};
 use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::provider::Answer;
-
-async fn said(session: &Session) -> Vec<Value> {
-    let events = session.events().await;
-    of_type(&events, "client.message.send").iter().map(|event| event["payload"]["content"].clone()).collect()
-}
 
 #[tokio::test]
 async fn calls_are_served_in_order_and_wait_in_silence() {
@@ -35,7 +30,7 @@ async fn calls_are_served_in_order_and_wait_in_silence() {
         assert_eq!(outcome.text(), (index + 1).to_string());
         assert_eq!(outcome.types().len(), 4, "exactly its own events: {:?}", outcome.types());
     }
-    assert_eq!(said(&session).await, ["0", "1", "2", "3", "4", "5", "6"]);
+    assert_eq!(session.said().await, ["0", "1", "2", "3", "4", "5", "6"]);
     assert_all_paired(&fixture.provider);
 }
 
@@ -53,7 +48,7 @@ async fn a_waiting_client_leaves() {
     held.release();
     running.finish().await;
     assert_eq!(stays.finish().await.text(), "ok");
-    assert_eq!(said(&session).await, ["first", "stays"]);
+    assert_eq!(session.said().await, ["first", "stays"]);
     assert_all_paired(&fixture.provider);
 }
 
@@ -96,7 +91,7 @@ async fn an_expired_pause_is_not_retired_for_nobody() {
     let outcome = session.answer(&[("tu_1", "late, but in time")]).await;
     assert_eq!(outcome.text(), "ok");
     assert!(of_type(&session.events().await, "session.error").is_empty());
-    assert_eq!(said(&session).await.len(), 2);
+    assert_eq!(session.said().await.len(), 2);
 }
 
 /// S9: a client leaves in the moment its call is claimed: never recorded, or run to its end.
@@ -155,7 +150,7 @@ async fn a_pause_answers_waiting_compacts() {
     for message in messages {
         assert_eq!(message.finish().await.text(), "ok");
     }
-    let said = said(&session).await;
+    let said = session.said().await;
     assert_eq!(said[2..], ["message 0", "message 1", "message 2"]);
     assert_all_paired(&fixture.provider);
 }
@@ -241,5 +236,5 @@ async fn a_full_queue() {
     for frames in waiting {
         assert_eq!(frames.finish().await.text(), "ok");
     }
-    assert_eq!(said(&session).await, ["running", "waiting 0", "waiting 1", "waiting 2"]);
+    assert_eq!(session.said().await, ["running", "waiting 0", "waiting 1", "waiting 2"]);
 }

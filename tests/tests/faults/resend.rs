@@ -1,14 +1,7 @@
 //! F9, S5: a POST whose answer was lost is sent again with its idempotency key.
 
-use serde_json::Value;
-use tests::client::{Session, of_type};
 use tests::fixture::Fixture;
 use tests::provider::Answer;
-
-async fn said(session: &Session) -> Vec<Value> {
-    let events = session.events().await;
-    of_type(&events, "client.message.send").iter().map(|event| event["payload"]["content"].clone()).collect()
-}
 
 #[tokio::test]
 async fn while_the_turn_runs() {
@@ -24,7 +17,7 @@ async fn while_the_turn_runs() {
     assert_eq!(again.text(), "once");
     assert_eq!(again.result(), third.result());
     assert_eq!(again.live().len(), 3, "the whole turn, not only what came after the resend");
-    assert_eq!((said(&session).await.len(), fixture.provider.requests().len()), (1, 1));
+    assert_eq!((session.said().await.len(), fixture.provider.requests().len()), (1, 1));
 }
 
 #[tokio::test]
@@ -46,7 +39,7 @@ async fn after_the_turn_and_over_a_restart() {
     fixture.server.crash().await;
     let later = session.start_once("hello", "k").await.finish().await;
     assert_eq!(later.result(), waited.result());
-    assert_eq!((said(&session).await.len(), fixture.provider.requests().len()), (1, 2));
+    assert_eq!((session.said().await.len(), fixture.provider.requests().len()), (1, 2));
 }
 
 /// S5: the call still waits, its first client is gone: it keeps its place and answers the resend.
@@ -67,7 +60,7 @@ async fn while_the_call_waits() {
     assert_eq!(running.finish().await.text(), "a");
     assert_eq!(resent.finish().await.text(), "b");
     assert_eq!(third.finish().await.text(), "c");
-    assert_eq!(said(&session).await, ["first", "second", "third"]);
+    assert_eq!(session.said().await, ["first", "second", "third"]);
 }
 
 /// When the last of its clients has left, a waiting call is dropped, and may be made anew.
@@ -85,9 +78,9 @@ async fn when_nobody_waits_any_more() {
     held.release();
     running.finish().await;
     assert_eq!(session.send("third").await.text(), "ok");
-    assert_eq!(said(&session).await, ["first", "third"]);
+    assert_eq!(session.said().await, ["first", "third"]);
     assert_eq!(second.start_once("second", "k").await.finish().await.text(), "ok");
-    assert_eq!(said(&session).await, ["first", "third", "second"]);
+    assert_eq!(session.said().await, ["first", "third", "second"]);
 }
 
 /// A call's outcome stays to be had, whatever became of the session since.

@@ -9,7 +9,7 @@ use tests::mcp::{Kind, Mcp};
 use tests::poll::{DEADLINE, until, within};
 use tests::provider::Answer;
 
-async fn scene() -> (Mcp, Fixture) {
+async fn with_tool_server() -> (Mcp, Fixture) {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
     let fixture = Plan::default().mcp(&mcp).start().await;
     (mcp, fixture)
@@ -38,7 +38,7 @@ async fn recovers(fixture: &Fixture, session: &Session, what: &str) {
 /// server's own log says: from outside, a refused append is just one that has not come yet.
 #[tokio::test]
 async fn refused_at_every_step() {
-    let (_mcp, fixture) = scene().await;
+    let (_mcp, fixture) = with_tool_server().await;
     for kind in [
         "provider.request",
         "provider.response",
@@ -87,7 +87,7 @@ async fn refused_at_every_step() {
 /// A refused opening, join, registration and close each leave things as they were.
 #[tokio::test]
 async fn refused_outside_a_turn() {
-    let (_mcp, fixture) = scene().await;
+    let (_mcp, fixture) = with_tool_server().await;
     let session = fixture.driver().await;
     let before = session.events().await;
     let key = fixture.admin.key("second", &fixture.profile).await;
