@@ -11,9 +11,9 @@ mod sessions;
 mod tests;
 
 use crate::app::App;
-use crate::auth::bearer;
 use crate::config::AdminAuth;
-use crate::problem::{Problem, no_such_method, no_such_path};
+use crate::http::auth::bearer;
+use crate::http::problem::{Problem, no_such_method, no_such_path};
 use crate::secret::{Kind, digest, same};
 use axum::Router;
 use axum::extract::{Request, State};

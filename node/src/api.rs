@@ -2,31 +2,31 @@
 //!
 //! Every door authenticates before it reads a body, and every session door takes only a key of that session.
 
+mod caller;
 mod calls;
-pub mod events;
+mod drivers;
 mod follow;
-mod reports;
 mod rpc;
+mod sandboxes;
 mod sessions;
 mod stream;
+mod subagents;
 mod subscribe;
 mod trace;
 
 use crate::app::App;
-use crate::problem::{Problem, no_such_method, no_such_path};
+use crate::http::problem::{Problem, no_such_method, no_such_path};
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use engine::rpc::RpcError;
 use std::sync::Arc;
 use std::time::Duration;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// The client port's routes.
-pub fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/healthz", get(|| async {}))
         .route("/readyz", get(ready))
@@ -73,32 +73,4 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 fn panicked() -> Response {
     tracing::error!("a request handler panicked");
     Problem::internal("unexpected server error").into_response()
-}
-
-/// The headers of an answer that is JSON text already.
-const JSON: [(axum::http::HeaderName, &str); 1] = [(CONTENT_TYPE, "application/json")];
-
-/// `-32602`: an idempotency key came back with other params.
-pub fn other_params() -> RpcError {
-    RpcError::invalid_params("idempotency_key was used before with other params; use a new key for a new message")
-}
-
-/// What a caller is told when the database failed.
-fn failed(error: &coordinator::Error) -> RpcError {
-    match error {
-        coordinator::Error::NotOpen(state) => RpcError::not_open(state),
-        coordinator::Error::NotFound => RpcError::new(-32000, "session no longer exists"),
-        coordinator::Error::Unavailable(_)
-        | coordinator::Error::Failed(_)
-        | coordinator::Error::Unknown
-        | coordinator::Error::Away(_)
-        | coordinator::Error::Fenced
-        | coordinator::Error::Refused
-        | coordinator::Error::Duplicate
-        | coordinator::Error::Unreadable(_)
-        | coordinator::Error::Unusable(_) => {
-            tracing::error!(error = ?error, "a call failed");
-            RpcError::internal()
-        }
-    }
 }

@@ -1,39 +1,27 @@
 //! The node, put together: everything that requests and sessions share, and its life from start to drain.
 
-use crate::auth::Auth;
 use crate::config::{Config, resolve};
+use crate::http::auth::Auth;
 use crate::mcp::{self, Mcp};
 use crate::provider::Providers;
-use crate::session;
 use anyhow::Context;
-use axum::Router;
-use axum::serve::ListenerExt;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
-use coordinator::cluster::{Cluster, Lease, Signal};
-use coordinator::feed::Feeds;
-use coordinator::local::Local;
+use coordinator::cluster::Cluster;
 use coordinator::log::Log;
-use coordinator::redis::{Received, Redis, Tasks};
 use engine::ids::{KeyId, SessionId};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Bytes of history of idle sessions that are kept for the next call.
 const WARM_BYTES: usize = 256 << 20;
-/// Silence after which a peer is probed, and time between probes: a dead one is noticed although nothing is sent.
-const TCP_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// Time that tasks have to end once running turns were handed over.
-const LAST_GRACE: Duration = Duration::from_secs(5);
 
 /// The node.
-pub struct App {
+pub(crate) struct App {
     /// The database.
     pub db: Db,
     /// The configuration.
@@ -60,23 +48,8 @@ pub struct App {
     warm: AtomicUsize,
 }
 
-/// The sockets to serve.
-pub struct Ports {
-    /// The client port.
-    pub client: TcpListener,
-    /// The admin port.
-    pub admin: TcpListener,
-}
-
-/// What has to run for a node.
-pub struct Work {
-    leases: mpsc::UnboundedReceiver<Lease>,
-    signals: Option<mpsc::UnboundedReceiver<Signal>>,
-    membership: Option<Tasks>,
-}
-
 /// An idle session's share of the memory that all of them may use.
-pub struct Held<'a>(&'a App, usize);
+pub(crate) struct Held<'a>(&'a App, usize);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
@@ -85,24 +58,11 @@ impl Drop for Held<'_> {
 }
 
 impl App {
-    /// Puts a node together, and says what has to run for it.
+    /// The state of a node that has joined nothing and serves nothing yet.
     ///
     /// # Errors
-    /// When there is no TLS, or Redis's URL makes no sense.
-    pub fn new(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
-        let log = Log::new(db.clone(), Arc::new(Feeds::default()));
-        let limit = config.max_queued_calls as usize;
-        let (cluster, work) = match &config.redis {
-            None => {
-                let (local, leases) = Local::new(limit);
-                (Cluster::Local(local), Work { leases, signals: None, membership: None })
-            }
-            Some(settings) => {
-                let (redis, received) = Redis::new(settings.clone(), log.clone(), limit)?;
-                let Received { leases, signals, tasks } = received;
-                (Cluster::Redis(redis), Work { leases, signals: Some(signals), membership: Some(tasks) })
-            }
-        };
+    /// When there is no TLS for the HTTP clients.
+    pub(crate) fn new(config: Config, db: Db, log: Log, cluster: Cluster) -> anyhow::Result<App> {
         let environment = Arc::clone(&config.environment);
         let inherited = mcp::INHERITED.iter().filter_map(|name| Some(((*name).into(), environment.get(name)?.into())));
         let settings = mcp::Settings {
@@ -112,7 +72,7 @@ impl App {
             ..mcp::Settings::default()
         };
         let resolver = move |text: &str| resolve(text, environment.as_ref()).map_err(|error| error.to_string());
-        let app = App {
+        Ok(App {
             auth: Auth::new(Accounts::new(db.clone())),
             log,
             cluster,
@@ -126,42 +86,33 @@ impl App {
             warm: AtomicUsize::new(0),
             db,
             config,
-        };
-        Ok((Arc::new(app), work))
+        })
     }
 
     /// The accounts.
-    pub fn accounts(&self) -> Accounts {
+    pub(crate) fn accounts(&self) -> Accounts {
         Accounts::new(self.db.clone())
     }
 
-    /// Ends what a revoked key had on this node and in the database.
-    ///
-    /// # Errors
-    /// The database's.
-    pub async fn key_revoked(self: &Arc<Self>, key: KeyId) -> Result<(), coordinator::Error> {
-        session::key_revoked(self, key).await
-    }
-
     /// Ends the streams of a key.
-    pub fn revoke(&self, key: KeyId) {
+    pub(crate) fn revoke(&self, key: KeyId) {
         self.revoked.send_modify(|keys| {
             Arc::make_mut(keys).insert(key);
         });
     }
 
     /// Tells when keys are revoked.
-    pub fn revocations(&self) -> watch::Receiver<Arc<HashSet<KeyId>>> {
+    pub(crate) fn revocations(&self) -> watch::Receiver<Arc<HashSet<KeyId>>> {
         self.revoked.subscribe()
     }
 
     /// Notes that a session is being closed here; false if it was noted already.
-    pub fn closing(&self, session: SessionId) -> bool {
+    pub(crate) fn closing(&self, session: SessionId) -> bool {
         self.locked_closing().insert(session)
     }
 
     /// The closing is over, or given up for now.
-    pub fn closed(&self, session: SessionId) {
+    pub(crate) fn closed(&self, session: SessionId) {
         self.locked_closing().remove(&session);
     }
 
@@ -170,91 +121,13 @@ impl App {
     }
 
     /// Whether a history of that size is too much to keep beside those that are kept.
-    pub fn too_warm(&self, bytes: usize) -> bool {
+    pub(crate) fn too_warm(&self, bytes: usize) -> bool {
         self.warm.load(Ordering::Relaxed) + bytes > WARM_BYTES
     }
 
     /// Counts a kept history.
-    pub fn hold(&self, bytes: usize) -> Held<'_> {
+    pub(crate) fn hold(&self, bytes: usize) -> Held<'_> {
         self.warm.fetch_add(bytes, Ordering::Relaxed);
         Held(self, bytes)
     }
-}
-
-/// Serves until `stop`, then drains: nothing new, running turns have `BAE_SHUTDOWN_TIMEOUT` to end, the rest is left to the
-/// next start.
-///
-/// # Errors
-/// When a port cannot be served.
-pub async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) -> anyhow::Result<()> {
-    let (app, work) = App::new(config, db)?;
-    let background = TaskTracker::new();
-    background.spawn(session::serve_all(Arc::clone(&app), work.leases));
-    if let Some(signals) = work.signals {
-        background.spawn(session::obey(Arc::clone(&app), signals));
-    }
-    let left = CancellationToken::new();
-    if let Some(membership) = work.membership {
-        background.spawn(membership.run(left.clone()));
-    }
-    background.spawn(session::sweep(Arc::clone(&app)));
-    let (auth, stopped) = (app.auth.clone(), app.stop.clone());
-    background.spawn(async move { auth.write_uses(stopped).await });
-    background.close();
-    let address =
-        |listener: &TcpListener| listener.local_addr().map_or_else(|e| e.to_string(), |addr| addr.to_string());
-    tracing::info!(
-        client.addr = address(&ports.client),
-        admin.addr = address(&ports.admin),
-        database = %app.config.database,
-        node = app.cluster.node(),
-        "serving"
-    );
-    if app.config.telemetry.enabled {
-        tracing::warn!("[telemetry] is enabled, but this version exports nothing yet");
-    }
-    let clients = serve(ports.client, crate::api::router(Arc::clone(&app)), app.halt.clone());
-    let admin = serve(ports.admin, crate::admin::router(Arc::clone(&app)), app.halt.clone());
-    let drained = async {
-        stop.cancelled().await;
-        tracing::info!("stopping: running turns have {} s to end", app.config.shutdown_timeout.as_secs());
-        app.cluster.drain();
-        app.stop.cancel();
-        app.tasks.close();
-        if tokio::time::timeout(app.config.shutdown_timeout, app.tasks.wait()).await.is_err() {
-            tracing::warn!(tasks = app.tasks.len(), "not everything ended in time; the next start carries it on");
-        }
-        app.halt.cancel();
-        let _ = tokio::time::timeout(LAST_GRACE, app.tasks.wait()).await;
-        Ok(())
-    };
-    tokio::try_join!(clients, admin, drained)?;
-    // Last, because what was given up until now is offered to others through it.
-    left.cancel();
-    background.wait().await;
-    app.mcp.shutdown().await;
-    app.db.close().await;
-    Ok(())
-}
-
-/// Serves a port until `halt`; streams that are still open then have a last moment.
-async fn serve(listener: TcpListener, router: Router, halt: CancellationToken) -> anyhow::Result<()> {
-    let listener = listener.tap_io(|socket| {
-        if let Err(error) = tune(socket) {
-            tracing::debug!(error = %error, "a socket could not be tuned");
-        }
-    });
-    let serving = axum::serve(listener, router).with_graceful_shutdown(halt.clone().cancelled_owned()).into_future();
-    tokio::select! {
-        served = serving => Ok(served?),
-        // An open stream would hold the shutdown up for ever.
-        () = async { halt.cancelled().await; tokio::time::sleep(LAST_GRACE).await } => Ok(()),
-    }
-}
-
-/// Answers are small: none waits for the peer's delayed acknowledgement. Dead peers are noticed.
-fn tune(socket: &TcpStream) -> std::io::Result<()> {
-    socket.set_nodelay(true)?;
-    let keepalive = socket2::TcpKeepalive::new().with_time(TCP_KEEPALIVE.0).with_interval(TCP_KEEPALIVE.1);
-    socket2::SockRef::from(socket).set_tcp_keepalive(&keepalive)
 }

@@ -1,19 +1,18 @@
 //! The server for durable, multi-client LLM agent sessions: everything of the program `baesrv` but its entry point.
+//!
+//! The only thing that others use is [`cli::main`]; what else the crate holds is private.
 
-pub mod admin;
-pub mod api;
-pub mod app;
-pub mod auth;
-pub mod body;
-pub mod chat;
+mod admin;
+mod api;
+mod app;
+mod chat;
 pub mod cli;
 pub mod config;
-pub mod demo;
-pub mod id;
-pub mod logging;
+mod demo;
+mod http;
+mod lifecycle;
+mod logging;
 pub mod mcp;
-pub mod page;
-pub mod problem;
-pub mod provider;
-pub mod secret;
-pub mod session;
+mod provider;
+mod secret;
+mod session;

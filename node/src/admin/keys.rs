@@ -2,11 +2,12 @@
 
 use super::{MAX_BODY, check_name};
 use crate::app::App;
-use crate::body;
-use crate::id::{Id, Named};
-use crate::page::{Items, Page};
-use crate::problem::Problem;
+use crate::http::body;
+use crate::http::pagination::{Items, Page};
+use crate::http::path_id::{Id, Named};
+use crate::http::problem::Problem;
 use crate::secret::{Kind, digest, shown_part};
+use crate::session::revocation::{self, Origin};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -100,7 +101,7 @@ pub(super) async fn revoke(State(app): State<Arc<App>>, Id(id): Id<KeyId>) -> Re
         let auth = node.auth.clone();
         let revoked = node.accounts().revoke_key(id, move || auth.forget(id)).await?;
         // Again for a key that was revoked before: the node that did it may have died in between.
-        node.key_revoked(id).await?;
+        revocation::apply(&node, id, Origin::ThisNode).await?;
         Ok::<_, Error>(revoked)
     });
     let revoked = revoking.await.map_err(|error| {

@@ -2,10 +2,10 @@
 
 use super::{MAX_BODY, check_name};
 use crate::app::App;
-use crate::body;
-use crate::id::{Id, Named};
-use crate::page::{Items, Page};
-use crate::problem::Problem;
+use crate::http::body;
+use crate::http::pagination::{Items, Page};
+use crate::http::path_id::{Id, Named};
+use crate::http::problem::Problem;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;

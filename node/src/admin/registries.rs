@@ -2,8 +2,9 @@
 
 use crate::app::App;
 use crate::config::{Provider, Telemetry};
+use crate::http::problem::Problem;
 use crate::mcp::{ServerConfig, Transport};
-use crate::problem::Problem;
+use crate::session::NO_SANDBOX_DRIVER;
 use axum::Json;
 use axum::extract::State;
 use engine::ids::ProfileId;
@@ -198,12 +199,12 @@ pub(super) async fn sandbox_status(State(app): State<Arc<App>>) -> Result<Json<A
     let accounts = app.accounts();
     let (mut items, mut after) = (Vec::new(), None);
     loop {
-        let (profiles, next) = accounts.profiles(after, crate::page::MAX_LIMIT).await?;
+        let (profiles, next) = accounts.profiles(after, crate::http::pagination::MAX_LIMIT).await?;
         for profile in profiles {
             let mut names = profile.fields.available_sandboxes;
             names.sort();
             names.dedup();
-            let image = |name| Image { name, status: "error", detail: "no sandbox driver is configured" };
+            let image = |name| Image { name, status: "error", detail: NO_SANDBOX_DRIVER };
             if !names.is_empty() {
                 items.push(Images { profile_id: profile.id, images: names.into_iter().map(image).collect() });
             }

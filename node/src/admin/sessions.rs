@@ -1,9 +1,9 @@
 //! Sessions and their logs, in every state.
 
 use crate::app::App;
-use crate::id::{Id, Named};
-use crate::page::{Items, Page, pairs};
-use crate::problem::Problem;
+use crate::http::pagination::{Items, Page, pairs};
+use crate::http::path_id::{Id, Named};
+use crate::http::problem::Problem;
 use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
@@ -59,7 +59,7 @@ pub(super) async fn events(
         error => error.into(),
     };
     app.log.row(session).await.map_err(absent)?;
-    Ok(crate::api::events::page(&app, session, page).await?)
+    Ok(crate::http::event_page::page(&app.log, session, page).await?)
 }
 
 /// The node that serves a session just now; null while none needs to.

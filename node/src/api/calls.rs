@@ -1,8 +1,9 @@
 //! `session.sendMessage` and `session.compact`: checked, queued, followed.
 
+use super::caller::{Caller, failed};
 use super::follow::{Follow, Target};
-use super::rpc::Caller;
-use super::{failed, other_params, stream};
+use super::stream;
+use crate::session::other_params;
 use axum::response::Response;
 use coordinator::feed::Reader;
 use coordinator::queue::{Call, Rejected};

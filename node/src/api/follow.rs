@@ -3,7 +3,7 @@
 //! Reads the log at the client's pace and always ends with the frame (companion 2.5). The same for a call of this request, one
 //! that is joined by its idempotency key, one that was taken over, and one that ended long ago.
 
-use super::failed;
+use super::caller::failed;
 use super::stream::{Frames, Gone};
 use crate::app::App;
 use coordinator::Error;

@@ -1,10 +1,10 @@
 //! `/api/v1/sessions`: open, join, look, close.
 
 use crate::app::App;
-use crate::body;
-use crate::id::Named;
-use crate::page::Page;
-use crate::problem::Problem;
+use crate::http::body;
+use crate::http::pagination::Page;
+use crate::http::path_id::Named;
+use crate::http::problem::Problem;
 use crate::secret::{Kind, digest};
 use crate::session;
 use axum::Json;
@@ -134,7 +134,7 @@ pub(super) async fn events(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let (session, _) = authenticated(&app, &headers, &id).await?;
-    Ok(super::events::page(&app, session, Page::of(&uri)?).await?)
+    Ok(crate::http::event_page::page(&app.log, session, Page::of(&uri)?).await?)
 }
 
 pub(super) async fn close(
@@ -143,7 +143,7 @@ pub(super) async fn close(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let (id, key) = authenticated(&app, &headers, &id).await?;
-    session::close(&app, id, key, "client_close").await.map_err(|error| match error {
+    session::close::close(&app, id, key, "client_close").await.map_err(|error| match error {
         Error::NotOpen(state) => already(state),
         error => error.into(),
     })?;

@@ -1,6 +1,6 @@
 //! `session.subscribe`: a replay, then the live stream, with nothing lost or doubled at the seam.
 
-use super::failed;
+use super::caller::{Answer, Caller, failed};
 use super::follow::{notification, read};
 use super::stream::{self, Frames, Gone};
 use crate::app::App;
@@ -8,7 +8,7 @@ use axum::response::Response;
 use coordinator::feed::{Head, Reader};
 use engine::ids::{KeyId, SessionId};
 use engine::json::Raw;
-use engine::params::Subscribe;
+use engine::params::{self, Subscribe};
 use engine::rpc::{self, RpcError};
 use std::sync::Arc;
 
@@ -37,6 +37,14 @@ pub(super) async fn answer(app: &Arc<App>, session: SessionId, key: KeyId, id: O
         }
         Err(error) => stream::whole(id.map_or_else(String::new, |id| rpc::error(id, &error))),
     }
+}
+
+/// `session.unsubscribe`: ends every subscription of the session, on all nodes.
+pub(super) fn unsubscribe(caller: &Caller, params: &Raw) -> Answer {
+    params::none(params)?;
+    caller.app.log.feeds().cut_here(caller.session);
+    caller.app.cluster.cut(caller.session);
+    Ok(serde_json::json!({"unsubscribed": true}).to_string())
 }
 
 async fn open(app: &App, session: SessionId, params: &Raw) -> Result<(Reader, u64, bool), RpcError> {

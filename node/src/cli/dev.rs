@@ -11,8 +11,8 @@ mod services;
 use super::serve::{allow_open_files, bind, given};
 use super::{Failure, print, signals};
 use crate::admin::key;
-use crate::app;
 use crate::config::{Config, Environment, Flags, Process, Provider, Usage, default_base_url};
+use crate::lifecycle;
 use crate::logging;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
@@ -127,7 +127,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     let served = match &services {
         None => {
             print(&banner);
-            Box::pin(app::run(config, db, ports, stop)).await.map_err(Failure::from)
+            Box::pin(lifecycle::run(config, db, ports, stop)).await.map_err(Failure::from)
         }
         Some(services) => {
             db.close().await;

@@ -2,8 +2,8 @@
 
 use super::{Failure, signals};
 use crate::admin::key;
-use crate::app::{self, Ports};
 use crate::config::{Config, Database, Flags, Process, Usage};
+use crate::lifecycle::{self, Ports};
 use crate::logging;
 use coordinator::accounts::Accounts;
 use coordinator::{Db, Error, PostgresSettings};
@@ -98,7 +98,7 @@ pub(super) async fn serve(args: Args) -> Result<(), Failure> {
     let ports = bind(&config).await?;
     let db = open(&config).await?;
     key::prepare(&config, &Accounts::new(db.clone())).await.map_err(|error| Failure::Runtime(error.to_string()))?;
-    Ok(Box::pin(app::run(config, db, ports, stop)).await?)
+    Ok(Box::pin(lifecycle::run(config, db, ports, stop)).await?)
 }
 
 pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! Driving a call: a thin interpreter of what the engine says. Append, act, feed the answer back.
 
+use super::NO_SANDBOX_DRIVER;
 use super::owner::{Owner, Pause, context, until};
 use coordinator::Error;
 use coordinator::cluster::Progress;
@@ -19,8 +20,6 @@ use tokio::time::Instant;
 const APPEND_PATIENCE: Duration = Duration::from_secs(30);
 /// Pauses between repetitions.
 const APPEND_RETRY: Duration = Duration::from_millis(200);
-/// What a node says that has no sandboxes.
-pub const NO_SANDBOX_DRIVER: &str = "no sandbox driver is configured";
 
 /// How serving a call ended, for the session.
 pub(super) enum Ended {
@@ -234,7 +233,7 @@ impl Owner {
             Ok(Some(winner)) if winner.params_digest.as_deref() == Some(digest.as_slice()) => {
                 Progress::Follow(winner.id)
             }
-            Ok(Some(_)) => Progress::Refused(crate::api::other_params()),
+            Ok(Some(_)) => Progress::Refused(super::other_params()),
             Ok(None) | Err(_) => Progress::Refused(RpcError::internal()),
         };
         self.lease.tell(call, progress).await;

@@ -2,8 +2,8 @@
 
 use super::super::Failure;
 use super::{ADDR, DATA};
-use crate::app::Ports;
 use crate::config::AdminKey;
+use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::SocketAddr;
 use std::path::Path;

@@ -3,8 +3,8 @@
 
 use super::super::Failure;
 use super::services::{Services, free_port, listening, spawn};
-use crate::app::Ports;
 use crate::config::{AdminKey, Config, Provider};
+use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};
 use std::fmt::Write;
 use std::net::SocketAddr;

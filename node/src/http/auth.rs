@@ -3,7 +3,7 @@
 //! What was found is remembered for a second at most, so a key revoked on another node stops here within it. A revocation on
 //! this node is noticed at once: [`Auth::forget`] also keeps a lookup that is under way from being remembered.
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 use crate::secret::{Digest, Kind, digest};
 use axum::http::{HeaderMap, header};
 use coordinator::accounts::{Accounts, Client, SessionClient};

@@ -1,6 +1,6 @@
 //! Ids in paths. A text that is no id cannot be the id of anything: 404.
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use engine::ids::{KeyId, ProfileId, SessionId};

@@ -1,6 +1,6 @@
 //! Pagination: `?cursor=&limit=` in, `{"items","next_cursor"}` out, the same on both ports.
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 use axum::extract::{FromRequestParts, Query};
 use axum::http::Uri;
 use axum::http::request::Parts;

@@ -1,6 +1,6 @@
 //! JSON bodies of REST calls, read only after authentication: bounded, and refused with problem documents.
 
-use crate::problem::Problem;
+use crate::http::problem::Problem;
 use axum::body::{Body, HttpBody};
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};

@@ -74,16 +74,19 @@ problems! {
 
 impl Problem {
     /// The contractual slug.
+    #[cfg(test)]
     pub fn slug(&self) -> &'static str {
         self.slug
     }
 
     /// The HTTP status.
+    #[cfg(test)]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
     /// What is wrong, for people.
+    #[cfg(test)]
     pub fn detail(&self) -> &str {
         &self.detail
     }

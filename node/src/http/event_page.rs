@@ -1,19 +1,18 @@
 //! `GET …/events` on both ports: pages of the log, written as they are read, so that a page of large events is never whole
 //! in memory.
 
-use crate::app::App;
-use crate::page::Page;
+use crate::http::pagination::Page;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use coordinator::Error;
+use coordinator::log::Log;
 use engine::ids::SessionId;
 use futures_util::stream;
-use std::sync::Arc;
 
 /// Where the writing of a page stands.
 struct Writing {
-    app: Arc<App>,
+    log: Log,
     session: SessionId,
     after: u64,
     left: u32,
@@ -26,9 +25,9 @@ struct Writing {
 ///
 /// # Errors
 /// `NotFound` for a session that does not exist; the database's.
-pub async fn page(app: &Arc<App>, session: SessionId, page: Page<u64>) -> Result<Response, Error> {
+pub(crate) async fn page(log: &Log, session: SessionId, page: Page<u64>) -> Result<Response, Error> {
     let after = page.cursor.unwrap_or(0);
-    let mut writing = Writing { app: Arc::clone(app), session, after, left: page.limit, first: true, ended: false };
+    let mut writing = Writing { log: log.clone(), session, after, left: page.limit, first: true, ended: false };
     let start = writing.next().await?;
     if writing.ended {
         return Ok((super::JSON, start).into_response());
@@ -49,7 +48,7 @@ impl Writing {
     /// The text of the next read.
     async fn next(&mut self) -> Result<Bytes, Error> {
         // One more than wanted tells whether another page follows.
-        let read = self.app.log.page(self.session, self.after, self.left + 1).await?;
+        let read = self.log.page(self.session, self.after, self.left + 1).await?;
         let mut text = String::from(if self.first { "{\"items\":[" } else { "" });
         let more = read.events.len() > self.left as usize;
         for event in read.events.iter().take(self.left as usize) {

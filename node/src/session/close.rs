@@ -1,0 +1,58 @@
+//! Closing a session, for a client's request, a revoked key, or a node that died in the middle of one.
+//!
+//! A closing has three steps (architecture, I9): the session is marked in the database, what runs in it is stopped wherever
+//! it runs, and the log ends with `session.close`. A session that is marked is always brought to the last step, by the sweep
+//! if need be.
+
+use crate::app::App;
+use coordinator::Error;
+use coordinator::log::State;
+use engine::ids::{EventId, KeyId, SessionId};
+use engine::rpc::RpcError;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a closing waits for what runs.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Closes a session: marks it, stops what runs, ends the log with `session.close` (architecture, I9). Goes on to its end
+/// whether or not the caller waits.
+///
+/// # Errors
+/// `NotOpen` when it is closed or failed already; the database's.
+pub(crate) async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason: &'static str) -> Result<(), Error> {
+    let app = Arc::clone(app);
+    let closing = app.clone().tasks.spawn(async move {
+        app.log.begin_close(session, by, reason).await?;
+        app.closing(session);
+        let closed = stop_and_close(&app, session).await;
+        app.closed(session);
+        closed
+    });
+    closing.await.unwrap_or(Err(Error::Unknown))
+}
+
+/// A closing whose node died is carried on.
+pub(super) fn finish_closing(app: &Arc<App>, session: SessionId) {
+    if app.closing(session) {
+        let app = Arc::clone(app);
+        app.clone().tasks.spawn(async move {
+            if let Err(error) = stop_and_close(&app, session).await {
+                tracing::warn!(%session, error = %error, "a closing could not be finished; it is tried again");
+            }
+            app.closed(session);
+        });
+    }
+}
+
+async fn stop_and_close(app: &App, session: SessionId) -> Result<(), Error> {
+    let closed = RpcError::not_open(State::Closed.shown());
+    let stopped = async {
+        app.cluster.stop(session, &closed).await;
+        app.mcp.close(session).await;
+    };
+    if tokio::time::timeout(CLOSE_TIMEOUT, stopped).await.is_err() {
+        tracing::warn!(%session, "what ran in a session did not stop in time; it is closed all the same");
+    }
+    app.log.finish_close(session, EventId(coordinator::fresh_id())).await
+}

@@ -1,0 +1,62 @@
+//! What follows the revocation of a client key, on the node that made it and on those that hear of it.
+
+use super::close::close;
+use crate::app::App;
+use coordinator::Error;
+use coordinator::cluster::Signal;
+use engine::ids::KeyId;
+use engine::rpc::RpcError;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Where a key was revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// On this node: it tells the others, and does what has to be done once in the database.
+    ThisNode,
+    /// On another node, which does that.
+    OtherNode,
+}
+
+/// Drops what a revoked key had: what authentication remembers of it, its queued calls, its streams. On the node of origin
+/// also its pauses count as expired, and a session with no other active key is closed (companion 10).
+///
+/// # Errors
+/// The database's, only on the node of origin.
+pub(crate) async fn apply(app: &Arc<App>, key: KeyId, origin: Origin) -> Result<(), Error> {
+    let revoked = RpcError::new(-32000, "the client key was revoked");
+    app.auth.forget(key);
+    match origin {
+        Origin::ThisNode => app.cluster.revoked(key, &revoked).await,
+        Origin::OtherNode => app.cluster.forget(key, &revoked),
+    }
+    app.revoke(key);
+    match origin {
+        Origin::ThisNode => close_or_wake(app, key).await,
+        Origin::OtherNode => Ok(()),
+    }
+}
+
+/// A session that other keys share goes on without the pause of the revoked one; others are closed.
+async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
+    for (session, shared) in app.log.forsake(key).await? {
+        if shared {
+            app.cluster.wake(session).await;
+        } else {
+            match close(app, session, key, "client_key_revoked").await {
+                Ok(()) | Err(Error::NotOpen(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Applies what other nodes tell this one, until running turns are given up or the coordinator ends.
+pub(crate) async fn apply_signals(app: Arc<App>, mut signals: mpsc::UnboundedReceiver<Signal>) {
+    while let Some(Some(Signal::Revoked(key))) = app.halt.run_until_cancelled(signals.recv()).await {
+        if let Err(error) = apply(&app, key, Origin::OtherNode).await {
+            tracing::warn!(key.id = %key, error = %error, "a revocation made by another node was not applied");
+        }
+    }
+}
