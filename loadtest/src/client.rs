@@ -210,7 +210,8 @@ pub fn http_client(timeout: Duration) -> anyhow::Result<reqwest::Client> {
         .context("the HTTP client cannot be set up")
 }
 
-/// The terminal frame of a stream: its size and its result.
+/// The terminal frame of a stream: its size and its result. Only the last line of the whole answer is looked at, after the clock
+/// has stopped, so that no codec parses lines while the call is measured.
 fn terminal(stream: &[u8]) -> Result<(u64, Box<RawValue>), Failure> {
     let last = stream.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).ok_or(Failure::Cut)?;
     let frame: Frame = parse(last)?;

@@ -43,7 +43,7 @@ impl Database {
         assert_eq!(self.execute(sql).await, 1, "no profile {profile}");
     }
 
-    /// Makes every insert of an event of this type fail until mended.
+    /// Makes every insert of an event of this type fail until undone.
     pub async fn fail_inserts(self, kind: &str) -> Fault {
         let sql = format!(
             "CREATE TRIGGER injected_fault BEFORE INSERT ON events WHEN NEW.kind = '{kind}' \
@@ -53,13 +53,13 @@ impl Database {
         Fault { database: self, undo: vec!["DROP TRIGGER injected_fault".to_owned()] }
     }
 
-    /// Holds the write lock until mended, as a backup or an administrator's transaction would.
+    /// Holds the write lock until undone, as a backup or an administrator's transaction would.
     pub async fn lock(self) -> Fault {
         self.execute("BEGIN IMMEDIATE".to_owned()).await;
         Fault { database: self, undo: vec!["ROLLBACK".to_owned()] }
     }
 
-    /// Takes the keys away, so that nobody can be authenticated, until mended.
+    /// Takes the keys away, so that nobody can be authenticated, until undone.
     pub async fn hide_keys(self) -> Fault {
         let mut undo = Vec::new();
         for table in ["client_keys", "session_keys"] {
@@ -81,7 +81,7 @@ impl Database {
     }
 }
 
-/// A fault that lasts until it is mended.
+/// A fault that lasts until it is undone.
 #[derive(Debug)]
 pub struct Fault {
     database: Database,
@@ -89,8 +89,8 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Makes all well again.
-    pub async fn mend(self) {
+    /// Removes the fault.
+    pub async fn undo(self) {
         for sql in self.undo {
             self.database.execute(sql).await;
         }

@@ -152,7 +152,7 @@ impl Fixture {
         Database::open(&self.server).await
     }
 
-    /// Makes every insert of an event of this type fail until mended.
+    /// Makes every insert of an event of this type fail until undone.
     pub async fn fail_inserts(&self, kind: &str) -> Fault {
         self.database().await.fail_inserts(kind).await
     }

@@ -1,8 +1,7 @@
 //! A real `baesrv` process with a directory and ports of its own.
 //!
 //! The directory (configuration, database, log file) is deleted when the test passed, and named when it failed. A panic
-//! anywhere in the server fails its test. The ports
-//! stay the same over restarts, as a deployment's would.
+//! anywhere in the server fails its test. The ports stay the same over restarts, as those of a deployment would.
 
 use crate::poll;
 use crate::ports::Port;

@@ -229,7 +229,7 @@ pub fn faketime() -> PathBuf {
     found.expect("the library of the package faketime")
 }
 
-/// Whom to become: Postgres does not run as root.
+/// The user and group that Postgres runs as when the tests run as root, as which it refuses to run.
 fn user() -> Option<(u32, u32)> {
     let id = Command::new("id").arg("-u").output().expect("id");
     if String::from_utf8_lossy(&id.stdout).trim() != "0" {

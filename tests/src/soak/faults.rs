@@ -42,7 +42,7 @@ const WHOLE: &[Class] = &[
     Class::RowsLocked,
 ];
 
-/// Who breaks things.
+/// Causes the faults of nodes and servers.
 #[derive(Debug)]
 pub struct Faults<'a> {
     pub cluster: &'a mut Cluster,

@@ -160,7 +160,7 @@ async fn a_locked_database() {
     let read = session.events().await;
     assert_eq!(types(&read), ["session.open", "session.driver.register"], "reading goes on meanwhile");
     assert!(turn.is_silent());
-    lock.mend().await;
+    lock.undo().await;
     assert_eq!(turn.finish().await.text(), "ok");
 }
 

@@ -34,7 +34,7 @@ async fn recovers(fixture: &Fixture, session: &Session, what: &str) {
     assert_all_paired(&fixture.provider);
 }
 
-/// Each kind of event that a turn of one tool round writes is refused until mended. That the refusal was met is what the
+/// Each kind of event that a turn of one tool round writes is refused until undone. That the refusal was met is what the
 /// server's own log says: from outside, a refused append is just one that has not come yet.
 #[tokio::test]
 async fn refused_at_every_step() {
@@ -64,7 +64,7 @@ async fn refused_at_every_step() {
         // Nobody else is disturbed by it.
         let report = json!({"state": "running", "image": "x"});
         assert_eq!(other.rpc("session.reportLocalSandbox", report).await.result()["reported"], true, "{kind}");
-        fault.mend().await;
+        fault.undo().await;
         // The caller learns the outcome: the turn went on, or an internal error.
         let end = within("the caller's terminal frame", turn.finish()).await;
         let last = end.frames.last().unwrap_or_else(|| panic!("{kind}: no terminal frame"));
@@ -94,19 +94,19 @@ async fn refused_outside_a_turn() {
 
     let fault = fixture.fail_inserts("session.join").await;
     fixture.api.post(&session.path("/join"), &key.secret, &json!({})).await.problem(500, "internal");
-    fault.mend().await;
+    fault.undo().await;
     let joined = fixture.api.join(&session.id, &key.secret, &json!({})).await;
 
     let fault = fixture.fail_inserts("session.driver.register").await;
     assert_eq!(joined.rpc("session.registerDriver", json!({})).await.error(), (-32603, "Internal error".to_owned()));
-    fault.mend().await;
+    fault.undo().await;
     let participants = fixture.api.get(&session.path("/participants"), &session.key).await.json();
     assert_eq!(participants["drivers"].as_array().unwrap().len(), 1, "a refused registration is none");
     joined.register().await;
 
     let fault = fixture.fail_inserts("session.close").await;
     session.delete().await.problem(500, "internal");
-    fault.mend().await;
+    fault.undo().await;
     // The close that was begun is finished, or can be asked for again.
     until(DEADLINE, "the session's close", async || {
         session.delete().await;

@@ -106,7 +106,7 @@ async fn the_database_is_away() {
     t.rest(&fixture.api, "POST", &session.path("/rpc"), &session.key, Some(json!({}))).await.problem_of(503);
     t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(json!({}))).await.problem_of(503);
     golden("unavailable", t);
-    fault.mend().await;
+    fault.undo().await;
     // Recovery without a restart (F23).
     tests::poll::until(tests::poll::DEADLINE, "recovery", async || {
         let reply = fixture.api.get(&session.path("/participants"), &session.key).await;

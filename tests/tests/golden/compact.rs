@@ -193,7 +193,7 @@ async fn a_refused_write() {
         "preamble, summary and completed are one append: {:?}",
         types(&events)
     );
-    fault.mend().await;
+    fault.undo().await;
     assert_eq!(fixture.admin.state(&session.id).await, "open");
     t.rpc(&session, "session.compact", json!({})).await.result();
     golden("compact_store_failed", t);
@@ -270,7 +270,7 @@ async fn an_automatic_attempt_that_cannot_be_stored() {
     assert_eq!(outcome.text(), "the answer", "the turn still succeeds");
     assert_eq!(outcome.events().last().unwrap()["payload"]["reason"], "compaction_store_failed");
     assert_eq!(fixture.admin.state(&session.id).await, "open");
-    fault.mend().await;
+    fault.undo().await;
     session.send("next").await.text();
     golden("compact_auto_store_failed", t);
 }

@@ -221,7 +221,7 @@ async fn a_refused_write() {
     t.rest(&fixture.api, "POST", "/api/v1/sessions", &fixture.key.secret, Some(json!({})))
         .await
         .problem(500, "internal");
-    fault.mend().await;
+    fault.undo().await;
     let list = fixture.admin.get("/admin/v1/sessions").await.expect(200).json();
     assert_eq!(list["items"].as_array().unwrap().len(), 1, "{list}");
     fixture.api.open(&fixture.key.secret, &json!({})).await;
@@ -230,7 +230,7 @@ async fn a_refused_write() {
     let report = json!({"state": "running", "image": "x"});
     let (code, message) = t.rpc(&session, "session.reportLocalSandbox", report.clone()).await.error();
     assert_eq!((code, message.as_str()), (-32603, "Internal error"));
-    fault.mend().await;
+    fault.undo().await;
     assert_eq!(t.rpc(&session, "session.reportLocalSandbox", report).await.result()["reported"], true);
     golden("internal", t);
 }
