@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Bytes of history of idle sessions that are kept for the next call.
-const WARM_BYTES: usize = 256 << 20;
+const HISTORY_CACHE_BYTES: usize = 256 << 20;
 
 /// The node.
 pub(crate) struct App {
@@ -45,15 +45,15 @@ pub(crate) struct App {
     /// Keys revoked while this node ran: their streams end.
     revoked: watch::Sender<Arc<HashSet<KeyId>>>,
     closing: Mutex<HashSet<SessionId>>,
-    warm: AtomicUsize,
+    cached_history: AtomicUsize,
 }
 
 /// An idle session's share of the memory that all of them may use.
-pub(crate) struct Held<'a>(&'a App, usize);
+pub(crate) struct CachedHistory<'a>(&'a App, usize);
 
-impl Drop for Held<'_> {
+impl Drop for CachedHistory<'_> {
     fn drop(&mut self) {
-        self.0.warm.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.cached_history.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
@@ -83,7 +83,7 @@ impl App {
             halt: CancellationToken::new(),
             revoked: watch::Sender::default(),
             closing: Mutex::default(),
-            warm: AtomicUsize::new(0),
+            cached_history: AtomicUsize::new(0),
             db,
             config,
         })
@@ -121,13 +121,13 @@ impl App {
     }
 
     /// Whether a history of that size is too much to keep beside those that are kept.
-    pub(crate) fn too_warm(&self, bytes: usize) -> bool {
-        self.warm.load(Ordering::Relaxed) + bytes > WARM_BYTES
+    pub(crate) fn exceeds_history_cache(&self, bytes: usize) -> bool {
+        self.cached_history.load(Ordering::Relaxed) + bytes > HISTORY_CACHE_BYTES
     }
 
     /// Counts a kept history.
-    pub(crate) fn hold(&self, bytes: usize) -> Held<'_> {
-        self.warm.fetch_add(bytes, Ordering::Relaxed);
-        Held(self, bytes)
+    pub(crate) fn count_cached_history(&self, bytes: usize) -> CachedHistory<'_> {
+        self.cached_history.fetch_add(bytes, Ordering::Relaxed);
+        CachedHistory(self, bytes)
     }
 }

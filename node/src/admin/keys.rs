@@ -39,7 +39,7 @@ struct Made<'a> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Shown {
+pub(super) struct KeyView {
     id: KeyId,
     name: String,
     prefix: String,
@@ -48,7 +48,7 @@ pub(super) struct Shown {
     last_used_at: Option<String>,
 }
 
-impl Shown {
+impl KeyView {
     fn new(key: ClientKey) -> Self {
         Self {
             id: key.id,
@@ -89,9 +89,9 @@ pub(super) async fn create(State(app): State<Arc<App>>, headers: HeaderMap, body
     Ok(response)
 }
 
-pub(super) async fn list(State(app): State<Arc<App>>, page: Page<KeyId>) -> Result<Json<Items<Shown>>, Problem> {
+pub(super) async fn list(State(app): State<Arc<App>>, page: Page<KeyId>) -> Result<Json<Items<KeyView>>, Problem> {
     let (keys, next) = app.accounts().keys(page.cursor, page.limit).await?;
-    Ok(Json(Items::new(keys.into_iter().map(Shown::new).collect(), next)))
+    Ok(Json(Items::new(keys.into_iter().map(KeyView::new).collect(), next)))
 }
 
 pub(super) async fn revoke(State(app): State<Arc<App>>, Id(id): Id<KeyId>) -> Result<StatusCode, Problem> {

@@ -39,7 +39,7 @@ pub(super) struct Made {
 }
 
 #[derive(Serialize)]
-pub(super) struct Shown {
+pub(super) struct ProfileView {
     id: ProfileId,
     #[serde(flatten)]
     fields: ProfileFields,
@@ -47,7 +47,7 @@ pub(super) struct Shown {
     updated_at: String,
 }
 
-impl Shown {
+impl ProfileView {
     fn new(profile: Profile) -> Self {
         Self {
             id: profile.id,
@@ -109,14 +109,17 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, Json(answer)))
 }
 
-pub(super) async fn list(State(app): State<Arc<App>>, page: Page<ProfileId>) -> Result<Json<Items<Shown>>, Problem> {
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    page: Page<ProfileId>,
+) -> Result<Json<Items<ProfileView>>, Problem> {
     let (profiles, next) = app.accounts().profiles(page.cursor, page.limit).await?;
-    Ok(Json(Items::new(profiles.into_iter().map(Shown::new).collect(), next)))
+    Ok(Json(Items::new(profiles.into_iter().map(ProfileView::new).collect(), next)))
 }
 
-pub(super) async fn show(State(app): State<Arc<App>>, Id(id): Id<ProfileId>) -> Result<Json<Shown>, Problem> {
+pub(super) async fn show(State(app): State<Arc<App>>, Id(id): Id<ProfileId>) -> Result<Json<ProfileView>, Problem> {
     let profile = app.accounts().profile(id).await.map_err(refused)?;
-    Ok(Json(Shown::new(profile)))
+    Ok(Json(ProfileView::new(profile)))
 }
 
 pub(super) async fn replace(
@@ -124,11 +127,11 @@ pub(super) async fn replace(
     Id(id): Id<ProfileId>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<Shown>, Problem> {
+) -> Result<Json<ProfileView>, Problem> {
     let fields = sent(&headers, body).await?;
     let profile = app.accounts().replace_profile(id, fields).await.map_err(refused)?;
     tracing::info!(profile.id = %id, "profile replaced");
-    Ok(Json(Shown::new(profile)))
+    Ok(Json(ProfileView::new(profile)))
 }
 
 pub(super) async fn remove(State(app): State<Arc<App>>, Id(id): Id<ProfileId>) -> Result<StatusCode, Problem> {

@@ -16,7 +16,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 #[derive(Serialize)]
-pub(super) struct Shown {
+pub(super) struct SessionView {
     id: SessionId,
     profile_id: ProfileId,
     state: &'static str,
@@ -25,7 +25,7 @@ pub(super) struct Shown {
     closed_at: Option<String>,
 }
 
-impl Shown {
+impl SessionView {
     fn new(session: ListedSession) -> Self {
         Self {
             id: session.id,
@@ -38,7 +38,7 @@ impl Shown {
     }
 }
 
-pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Items<Shown>>, Problem> {
+pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Items<SessionView>>, Problem> {
     let pairs = pairs(&uri)?;
     let page: Page<SessionId> = Page::of_pairs(&pairs)?;
     let state = pairs.iter().rev().find(|(name, _)| name == "state").map(|(_, value)| value.parse());
@@ -46,7 +46,7 @@ pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<I
         .transpose()
         .map_err(|error: accounts::UnknownState| Problem::bad_request(format!("invalid state: {error}")))?;
     let (sessions, next) = app.accounts().sessions(state, page.cursor, page.limit).await?;
-    Ok(Json(Items::new(sessions.into_iter().map(Shown::new).collect(), next)))
+    Ok(Json(Items::new(sessions.into_iter().map(SessionView::new).collect(), next)))
 }
 
 pub(super) async fn events(

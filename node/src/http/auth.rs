@@ -181,13 +181,13 @@ impl Auth {
             Kind::Admin => None,
         };
         if let Some(principal) = found {
-            self.settle(digest, principal, asked, revocations);
+            self.remember_unless_revoked(digest, principal, asked, revocations);
         }
         Ok(found)
     }
 
     /// Remembers what a lookup found, unless a key was revoked since it began: it might be that one.
-    fn settle(&self, digest: Digest, principal: Principal, asked: Instant, revocations: u64) {
+    fn remember_unless_revoked(&self, digest: Digest, principal: Principal, asked: Instant, revocations: u64) {
         let mut memory = self.memory();
         if memory.revocations == revocations {
             memory.remember(digest, principal, asked);

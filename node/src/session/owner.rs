@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long an idle session's history is kept, for the next call.
-const KEEP_WARM: Duration = Duration::from_secs(60);
+const HISTORY_CACHE_TIME: Duration = Duration::from_secs(60);
 /// Pause before the database is asked again.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -172,12 +172,12 @@ impl Owner {
     /// Waits for something to do; says whether it is time to let go.
     async fn wait(&mut self) -> bool {
         let wanted = self.lease.wanted().await;
-        let warm = if self.app.too_warm(self.turn.bytes()) { Duration::ZERO } else { KEEP_WARM };
+        let time = if self.app.exceeds_history_cache(self.turn.bytes()) { Duration::ZERO } else { HISTORY_CACHE_TIME };
         let deadline = match self.pause {
             Pause::Until(_, at) if wanted => at,
-            Pause::Until(..) | Pause::None => Instant::now() + warm,
+            Pause::Until(..) | Pause::None => Instant::now() + time,
         };
-        let held = self.app.hold(self.turn.bytes());
+        let held = self.app.count_cached_history(self.turn.bytes());
         let expired = tokio::select! {
             () = self.lease.woken() => false,
             () = self.lease.stop.cancelled() => false,

@@ -117,10 +117,10 @@ async fn what_was_looked_up_before_a_revocation_is_not_remembered() {
     let (asked, before) = (Instant::now(), place.auth.memory().revocations);
     let found = Principal::Client(place.accounts.client(digest).await.unwrap().unwrap());
     place.auth.forget(key.id);
-    place.auth.settle(digest, found, asked, before);
+    place.auth.remember_unless_revoked(digest, found, asked, before);
     assert!(place.auth.memory().recall(&digest, asked).is_none());
     let now = place.auth.memory().revocations;
-    place.auth.settle(digest, found, asked, now);
+    place.auth.remember_unless_revoked(digest, found, asked, now);
     assert!(place.auth.memory().recall(&digest, asked).is_some());
 }
 
