@@ -1,15 +1,19 @@
-//! `baesrv chat`: a terminal client that knows nothing but the public API.
+//! `baesrv chat`: a terminal client that uses only the public API, like any other client.
 //!
-//! It opens a session or joins one, shows everybody's events as they happen, runs two tools of its own, and survives the
-//! server: a call that was cut off is sent again under its idempotency key, so the server follows the turn it already has.
+//! It opens a session or joins one, prints the events of all its clients as they happen, and offers the model two tools of
+//! its own. It outlives the server: a call whose stream broke is sent again with the same idempotency key, and the server
+//! then continues that call's stream instead of starting a second turn.
+//!
+//! [`turn`] sends messages, [`watch`] holds the subscription, and [`interactive`] runs both. All of them print through
+//! [`screen`], which owns the [`transcript`]: what this client knows of the session from the events it has seen.
 
 mod api;
+mod backoff;
 mod history;
 mod interactive;
 mod keyboard;
-mod patience;
+mod message_text;
 mod screen;
-mod sentence;
 mod tools;
 mod transcript;
 mod turn;
@@ -28,34 +32,34 @@ use screen::{Notes, Screen};
 use tools::Tools;
 use turn::Driver;
 
-/// Where `baesrv dev` leaves its client key.
+/// Where `baesrv dev` writes its client key.
 const KEY_FILE: &str = ".bae/client.key";
 
 /// Talk to a server from this terminal.
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Address of the server's client port.
     #[arg(long, env = "BAE_URL", default_value = "http://127.0.0.1:8080")]
-    pub url: String,
+    url: String,
     /// Client key; without one, the key that `baesrv dev` left in ./.bae/client.key.
     #[arg(long, env = "BAE_KEY", hide_env_values = true)]
-    pub key: Option<SecretString>,
+    key: Option<SecretString>,
     /// Join this session instead of opening one.
     #[arg(long, value_name = "ID")]
-    pub session: Option<String>,
+    session: Option<String>,
     /// Only watch the session.
     #[arg(long, requires = "session", conflicts_with = "message")]
-    pub observe: bool,
+    observe: bool,
     /// Send this message, print the answer, and exit: with 1 when there was none.
     #[arg(long, value_name = "TEXT")]
-    pub message: Option<String>,
+    message: Option<String>,
     /// Print without colours, as also any value of NO_COLOR asks for.
     #[arg(long, env = "NO_COLOR", hide_env = true, num_args = 0..=1, default_missing_value = "1", value_name = "YES")]
-    pub no_color: Option<String>,
+    no_color: Option<String>,
 }
 
 /// Runs the client until the person leaves, the session ends, or it cannot go on.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let key = match args.key {
         Some(key) => key,
         None => key_from_file(Path::new(KEY_FILE))?,
@@ -81,17 +85,17 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     match args.message {
         Some(text) => {
             if args.session.is_some() {
-                // Its own key is known then, and nothing old is shown again.
-                history::read(&session, &screen, history::Shown::Nothing).await?;
+                // From the log the client learns its key's id, and which events are old.
+                history::read(&session, &screen, history::Display::Nothing).await?;
             }
             driver.say(&text).await
         }
         None => {
-            let again = invitation(&args.url, &opened.session_id);
+            let again = join_command(&args.url, &opened.session_id);
             screen.note(&format!("Join it from another terminal: {again}"));
             let shown = match args.session {
-                Some(_) => history::Shown::Conversation,
-                None => history::Shown::Nothing,
+                Some(_) => history::Display::Conversation,
+                None => history::Display::Nothing,
             };
             screen.note("Commands: /help, /events, /compact, /quit. Anything else is a message.");
             interactive::run(driver, shown).await
@@ -101,8 +105,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
 /// Opens or joins, with the client's own tools if the profile allows them.
 ///
-/// A watcher declares them too: declarations are kept per client key, and an empty one would take the tools away from the
-/// same person's other terminal.
+/// With `--observe` they are declared too: the server keeps one declaration for each client key, so an empty one would take
+/// the tools away from another terminal that uses the same key.
 async fn enter(api: &Api, session: Option<&str>, screen: &Screen) -> Result<(Opened, Tools), Failure> {
     let enter = async |tools: &Tools| match session {
         Some(id) => api.join(id, &tools.declarations()).await,
@@ -118,7 +122,7 @@ async fn enter(api: &Api, session: Option<&str>, screen: &Screen) -> Result<(Ope
     }
 }
 
-/// After an entry without tools: declares those that the profile does allow.
+/// Declares the tools that the profile allows, if [`enter`] could not declare all of them.
 async fn declare_allowed(
     session: &Session,
     declared: Tools,
@@ -137,9 +141,9 @@ async fn declare_allowed(
 }
 
 async fn observe(session: &Session, screen: &Screen) -> anyhow::Result<()> {
-    let since = history::read(session, screen, history::Shown::Conversation).await?;
+    let since = history::read(session, screen, history::Display::Conversation).await?;
     screen.note("Watching. Ctrl-C ends it.");
-    watch::watch(session, screen, since, patience::Patience::a_minute()).await
+    watch::watch(session, screen, since, backoff::Backoff::one_minute()).await
 }
 
 fn key_from_file(path: &Path) -> anyhow::Result<SecretString> {
@@ -155,8 +159,8 @@ fn key_from_file(path: &Path) -> anyhow::Result<SecretString> {
     }
 }
 
-/// The command that joins the session; the key is left to the other terminal's file or environment.
-fn invitation(url: &str, session: &str) -> String {
+/// The command that joins the session. It holds no key: the other terminal takes it from its file or environment.
+fn join_command(url: &str, session: &str) -> String {
     if url == "http://127.0.0.1:8080" {
         format!("baesrv chat --session {session}")
     } else {

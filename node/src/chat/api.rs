@@ -1,41 +1,46 @@
-//! The session API over HTTP: what is asked, what comes back, and what went wrong in terms of what to do about it.
+//! The session API over HTTP, as the rest of the chat client uses it. Failures are sorted by what the caller can do: try
+//! again ([`Failure::Lost`]) or tell the person.
 //!
-//! Answers that the server may give as slowly as it likes (a turn, a subscription) have no deadline; keep-alive probes
-//! notice a dead peer. Everything else has one.
+//! A turn or a subscription may last for as long as the server likes, so its stream has no deadline; TCP keep-alive notices
+//! a dead peer. Every other answer has a deadline.
 
-use std::fmt;
 use std::time::Duration;
+use std::{fmt, io};
 
-use bytes::BytesMut;
-use futures_util::StreamExt;
+use bytes::{Bytes, BytesMut};
 use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{RequestBuilder, StatusCode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, Decoder, FramedRead};
+use tokio_util::io::StreamReader;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-const PROBE: Duration = Duration::from_secs(15);
-/// No frame is longer than a whole conversation's events.
-const LONGEST_FRAME: usize = 1 << 30;
+/// Between TCP keep-alive probes. Two that stay unanswered end the connection.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Bytes of one frame: the result of a turn holds all its events, and their payloads hold whole conversations.
+const MAX_FRAME: usize = 1 << 30;
+/// Events that one request for a page asks for; the server allows no more.
 const PAGE: u32 = 200;
 
-/// Why something was not answered.
+/// Why a request has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// The server said no, and would say so again.
+pub(super) enum Failure {
+    /// The server refused the request with a problem document, and would do so again.
     #[error("{}", refusal(*.status, .kind, .detail))]
     Refused { status: u16, kind: String, detail: String },
-    /// An error frame.
+    /// The call ended with a JSON-RPC error.
     #[error("{message} ({code})")]
     Error { code: i64, message: String },
-    /// No answer, or a part of one: worth another attempt.
+    /// There was no answer, or only a part of one: another attempt may succeed.
     #[error("{0}")]
     Lost(String),
-    /// An answer that is none of this API.
+    /// The answer does not follow the API.
     #[error("the server's answer was not understood: {0}")]
     Unreadable(String),
 }
@@ -67,7 +72,7 @@ impl From<reqwest::Error> for Failure {
 }
 
 /// A server, as seen with a client key.
-pub struct Api {
+pub(super) struct Api {
     http: reqwest::Client,
     sessions: String,
     key: SecretString,
@@ -75,7 +80,7 @@ pub struct Api {
 
 /// A session, as seen with the session key that this client was given for it.
 #[derive(Clone)]
-pub struct Session {
+pub(super) struct Session {
     http: reqwest::Client,
     url: String,
     key: SecretString,
@@ -83,26 +88,17 @@ pub struct Session {
 
 /// The answer to opening and joining.
 #[derive(Deserialize)]
-pub struct Opened {
-    pub session_id: String,
-    session_key: SecretKey,
-    pub profile: Profile,
-}
-
-/// Kept out of `Debug` from the moment it is read.
-struct SecretKey(SecretString);
-
-impl<'de> Deserialize<'de> for SecretKey {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<SecretKey, D::Error> {
-        String::deserialize(deserializer).map(|key| SecretKey(SecretString::from(key)))
-    }
+pub(super) struct Opened {
+    pub(super) session_id: String,
+    session_key: SecretString,
+    pub(super) profile: Profile,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Profile {
+pub(super) struct Profile {
     name: String,
     #[serde(default)]
-    pub allowed_tools: Vec<String>,
+    pub(super) allowed_tools: Vec<String>,
     provider: Option<Provider>,
 }
 
@@ -113,7 +109,7 @@ struct Provider {
 }
 
 impl Profile {
-    pub fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         match &self.provider {
             Some(Provider { provider, model }) => format!("{} ({model} over {provider})", self.name),
             None => self.name.clone(),
@@ -121,35 +117,36 @@ impl Profile {
     }
 }
 
-/// One entry of the session's log. Payloads are read only where they are shown: a provider request holds a conversation.
+/// One entry of the session's log. The payload is parsed only where it is shown, because a provider request holds the whole
+/// conversation.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Event {
-    pub id: String,
-    pub client_key_id: Option<String>,
-    pub event_type: String,
+pub(super) struct Event {
+    pub(super) id: String,
+    pub(super) client_key_id: Option<String>,
+    pub(super) event_type: String,
     payload: Box<RawValue>,
-    pub created_at: String,
+    pub(super) created_at: String,
 }
 
 impl Event {
-    pub fn payload(&self) -> Value {
+    pub(super) fn payload(&self) -> Value {
         serde_json::from_str(self.payload.get()).unwrap_or(Value::Null)
     }
 
-    pub fn raw_payload(&self) -> &str {
+    pub(super) fn raw_payload(&self) -> &str {
         self.payload.get()
     }
 }
 
 #[derive(Deserialize)]
-pub struct Page {
-    pub items: Vec<Event>,
-    pub next_cursor: Option<String>,
+pub(super) struct Page {
+    pub(super) items: Vec<Event>,
+    pub(super) next_cursor: Option<String>,
 }
 
 /// One line of a stream.
 #[derive(Debug)]
-pub enum Frame {
+pub(super) enum Frame {
     Event(Box<Event>),
     Result(Box<RawValue>),
 }
@@ -161,31 +158,31 @@ impl fmt::Debug for Session {
 }
 
 impl Api {
-    pub fn new(url: &str, key: SecretString) -> anyhow::Result<Api> {
+    pub(super) fn new(url: &str, key: SecretString) -> anyhow::Result<Api> {
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_LIMIT)
             .tcp_nodelay(true)
-            .tcp_keepalive(PROBE)
-            .tcp_keepalive_interval(PROBE)
+            .tcp_keepalive(KEEPALIVE)
+            .tcp_keepalive_interval(KEEPALIVE)
             .tcp_keepalive_retries(2)
             .build()?;
         Ok(Api { http, sessions: format!("{}/api/v1/sessions", url.trim_end_matches('/')), key })
     }
 
-    pub async fn open(&self, tools: &Value) -> Result<Opened, Failure> {
+    pub(super) async fn open(&self, tools: &Value) -> Result<Opened, Failure> {
         self.enter(&self.sessions, tools).await
     }
 
-    pub async fn join(&self, session: &str, tools: &Value) -> Result<Opened, Failure> {
+    pub(super) async fn join(&self, session: &str, tools: &Value) -> Result<Opened, Failure> {
         if !session.chars().all(|character| character.is_ascii_alphanumeric() || character == '_') {
             return Err(Failure::Unreadable(format!("{session:?} is no session id")));
         }
         self.enter(&format!("{}/{session}/join", self.sessions), tools).await
     }
 
-    pub fn session(&self, opened: &Opened) -> anyhow::Result<Session> {
+    pub(super) fn session(&self, opened: &Opened) -> anyhow::Result<Session> {
         let url = format!("{}/{}", self.sessions, opened.session_id);
-        Ok(Session { http: self.http.clone(), url, key: opened.session_key.0.clone() })
+        Ok(Session { http: self.http.clone(), url, key: opened.session_key.clone() })
     }
 
     async fn enter(&self, url: &str, tools: &Value) -> Result<Opened, Failure> {
@@ -196,12 +193,12 @@ impl Api {
 }
 
 impl Session {
-    pub async fn register(&self) -> Result<(), Failure> {
+    pub(super) async fn register(&self) -> Result<(), Failure> {
         self.request("session.registerDriver", json!({})).await.map(drop)
     }
 
     /// A page of the log, oldest first.
-    pub async fn events(&self, cursor: Option<&str>) -> Result<Page, Failure> {
+    pub(super) async fn events(&self, cursor: Option<&str>) -> Result<Page, Failure> {
         let unusable = |error| Failure::Unreadable(format!("the address cannot be used: {error}"));
         let mut url = reqwest::Url::parse(&format!("{}/events?limit={PAGE}", self.url)).map_err(unusable)?;
         if let Some(cursor) = cursor {
@@ -210,8 +207,8 @@ impl Session {
         document(self.http.get(url).bearer_auth(self.key.expose_secret())).await
     }
 
-    /// A call that is answered at once.
-    pub async fn request(&self, method: &str, params: Value) -> Result<Box<RawValue>, Failure> {
+    /// A call that the server answers without running a turn.
+    pub(super) async fn request(&self, method: &str, params: Value) -> Result<Box<RawValue>, Failure> {
         let answered = async {
             let mut frames = self.call(method, &params).await?;
             loop {
@@ -226,55 +223,74 @@ impl Session {
         }
     }
 
-    /// A call whose stream is followed.
-    pub async fn call(&self, method: &str, params: &Value) -> Result<Frames, Failure> {
+    /// A call whose frames the caller reads as they arrive.
+    pub(super) async fn call(&self, method: &str, params: &Value) -> Result<Frames, Failure> {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
         let request = self.http.post(format!("{}/rpc", self.url)).header(CONTENT_TYPE, "application/json").body(body);
-        // The head of a stream comes at once, however long the rest takes.
+        // The response's head comes at once, however long its stream lasts.
         let sent = tokio::time::timeout(ANSWER_LIMIT, request.bearer_auth(self.key.expose_secret()).send());
         let response = sent.await.map_err(|_| Failure::Lost("the server does not answer".to_owned()))??;
         let response = accepted(response).await?;
-        let stream = response.bytes_stream().map(|chunk| chunk.map_err(Failure::from)).boxed();
-        Ok(Frames { stream, buffer: BytesMut::new(), searched: 0 })
+        Ok(Frames::new(response.bytes_stream().map(|chunk| chunk.map_err(Failure::from))))
     }
 }
 
-/// The frames of one call. `next` may be dropped at any time and asked again.
-pub struct Frames {
-    stream: BoxStream<'static, Result<bytes::Bytes, Failure>>,
-    buffer: BytesMut,
-    /// Bytes of the buffer that are known to hold no line end.
-    searched: usize,
+/// The frames of one call. `next` may be dropped at any time and called again: no part of a frame is lost.
+pub(super) struct Frames {
+    lines: FramedRead<StreamReader<BoxStream<'static, io::Result<Bytes>>, Bytes>, Lines>,
 }
 
 impl Frames {
-    /// The next frame; `None` when the stream has been silent, but open, for so long.
-    pub async fn next_within(&mut self, silence: Duration) -> Result<Option<Frame>, Failure> {
+    fn new(chunks: impl Stream<Item = Result<Bytes, Failure>> + Send + 'static) -> Frames {
+        let chunks = chunks.map(|chunk| chunk.map_err(io::Error::other)).boxed();
+        let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), Vec::new(), MAX_FRAME);
+        Frames { lines: FramedRead::new(StreamReader::new(chunks), Lines(codec)) }
+    }
+
+    /// The next frame; `None` if the stream stayed open and silent for so long.
+    pub(super) async fn next_within(&mut self, silence: Duration) -> Result<Option<Frame>, Failure> {
         match tokio::time::timeout(silence, self.next()).await {
             Ok(frame) => frame.map(Some),
             Err(_) => Ok(None),
         }
     }
 
-    /// The next frame; `Lost` when the stream ends, since its last frame is a result or an error.
-    pub async fn next(&mut self) -> Result<Frame, Failure> {
-        loop {
-            while let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(self.searched + end + 1);
-                self.searched = 0;
-                if let Some(frame) = read(&line)? {
-                    return Ok(frame);
+    /// The next frame. An end of the stream is `Lost`: the last frame of a call is a result or an error.
+    pub(super) async fn next(&mut self) -> Result<Frame, Failure> {
+        while let Some(line) = self.lines.next().await {
+            let line = line.map_err(|error| match error {
+                AnyDelimiterCodecError::MaxChunkLengthExceeded => {
+                    Failure::Unreadable("a line without an end".to_owned())
                 }
-            }
-            self.searched = self.buffer.len();
-            match self.stream.next().await {
-                Some(chunk) => self.buffer.extend_from_slice(&chunk?),
-                None => return Err(Failure::Lost("the stream ended".to_owned())),
-            }
-            if self.buffer.len() > LONGEST_FRAME {
-                return Err(Failure::Unreadable("a line without an end".to_owned()));
+                AnyDelimiterCodecError::Io(error) => {
+                    error.downcast().unwrap_or_else(|error| Failure::Lost(error.to_string()))
+                }
+            })?;
+            if let Some(frame) = read(&line)? {
+                return Ok(frame);
             }
         }
+        Err(Failure::Lost("the stream ended".to_owned()))
+    }
+}
+
+/// Splits a stream into lines. A last line without its line end is a part of a frame that was cut, so it is left out.
+struct Lines(AnyDelimiterCodec);
+
+impl Decoder for Lines {
+    type Item = Bytes;
+    type Error = AnyDelimiterCodecError;
+
+    fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, AnyDelimiterCodecError> {
+        self.0.decode(buffer)
+    }
+
+    fn decode_eof(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, AnyDelimiterCodecError> {
+        let line = self.0.decode(buffer)?;
+        if line.is_none() {
+            buffer.clear();
+        }
+        Ok(line)
     }
 }
 
@@ -298,14 +314,14 @@ struct ErrorObject {
     data: Value,
 }
 
-/// Reads a line; empty ones keep the connection alive, and notifications other than events say nothing to this client.
+/// Reads a line. Empty lines only keep the connection alive, and this client needs no notifications but events.
 fn read(line: &[u8]) -> Result<Option<Frame>, Failure> {
     if line.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
     let line: Line<'_> = parse(line)?;
     if let Some(ErrorObject { code, message, data }) = line.error {
-        // Both are invitations to come again.
+        // In both cases the server asks to connect again.
         let again = data["retryable"] == Value::Bool(true) || message.starts_with("lagged");
         return Err(if again { Failure::Lost(message) } else { Failure::Error { code, message } });
     }
@@ -350,8 +366,8 @@ mod tests {
     use super::*;
 
     fn frames(chunks: &[&str]) -> Frames {
-        let chunks: Vec<_> = chunks.iter().map(|chunk| Ok(bytes::Bytes::from((*chunk).to_owned()))).collect();
-        Frames { stream: futures_util::stream::iter(chunks).boxed(), buffer: BytesMut::new(), searched: 0 }
+        let chunks: Vec<_> = chunks.iter().map(|chunk| Ok(Bytes::from((*chunk).to_owned()))).collect();
+        Frames::new(futures_util::stream::iter(chunks))
     }
 
     #[tokio::test]
@@ -371,6 +387,13 @@ mod tests {
         }
         assert!(matches!(frames.next().await.unwrap(), Frame::Result(_)));
         assert!(matches!(frames.next().await.unwrap_err(), Failure::Lost(_)));
+    }
+
+    #[tokio::test]
+    async fn a_broken_stream_says_why() {
+        let chunks = [Ok(Bytes::from_static(b"{\"id\":1,")), Err(Failure::Lost("the connection was cut".to_owned()))];
+        let error = Frames::new(futures_util::stream::iter(chunks)).next().await.unwrap_err();
+        assert!(matches!(&error, Failure::Lost(why) if why == "the connection was cut"), "{error:?}");
     }
 
     #[tokio::test]

@@ -1,39 +1,40 @@
-//! The conversation with a person: lines from the keyboard, everybody's events from the subscription.
+//! The interactive mode: sends the lines that the person types, while a second task prints the events of the subscription.
 
 use std::time::Duration;
 
 use tokio_util::task::AbortOnDropHandle;
 
-use super::history::{self, Shown};
-use super::patience::Patience;
+use super::backoff::Backoff;
+use super::history::{self, Display};
 use super::tools::Call;
 use super::turn::Driver;
-use super::{sentence, watch};
+use super::{message_text, watch};
 
 const PROMPT: &str = "> ";
-const GRACE: Duration = Duration::from_secs(2);
+/// How long another terminal with the same key has to answer the calls of a turn before this one does.
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// Runs until the person leaves, the input ends, or the session does.
-pub async fn run(mut driver: Driver, shown: Shown) -> anyhow::Result<()> {
+/// Runs until the person leaves, the input ends, or the session ends.
+pub(super) async fn run(mut driver: Driver, display: Display) -> anyhow::Result<()> {
     let (session, screen) = (driver.session.clone(), driver.screen.clone());
-    let since = history::read(&session, &screen, shown).await?;
-    let mut adopted = adopts(&driver, shown);
+    let since = history::read(&session, &screen, display).await?;
+    let mut takes_over = takes_over_turn(&driver, display);
     let watched = (session.clone(), screen.clone());
-    let watching = tokio::spawn(async move { watch::watch(&watched.0, &watched.1, since, Patience::endless()).await });
+    let watching = tokio::spawn(async move { watch::watch(&watched.0, &watched.1, since, Backoff::unlimited()).await });
     let mut watching = AbortOnDropHandle::new(watching);
 
     loop {
-        if screen.with(|transcript| transcript.over()) {
+        if screen.with(|transcript| transcript.ended()) {
             screen.note("Nothing more can be sent here. `baesrv chat` opens a new session.");
             return Ok(());
         }
-        if adopted && !screen.with(|transcript| transcript.running()) {
+        if takes_over && !screen.with(|transcript| transcript.running()) {
             let waiting = screen.with(|transcript| transcript.waiting_calls(&driver.tools));
-            adopted = !waiting.is_empty();
-            if adopted && still_waiting(&driver, &waiting).await {
-                adopted = false;
+            takes_over = !waiting.is_empty();
+            if takes_over && still_waiting(&driver, &waiting).await {
+                takes_over = false;
                 if let Err(error) = driver.resume(waiting).await {
-                    screen.trouble(&format!("{error:#}"));
+                    screen.error(&format!("{error:#}"));
                 }
             }
             continue;
@@ -41,13 +42,13 @@ pub async fn run(mut driver: Driver, shown: Shown) -> anyhow::Result<()> {
         screen.prompt(PROMPT);
         let line = tokio::select! {
             line = driver.keyboard.line() => line,
-            () = screen.until(|transcript| !transcript.running()), if adopted => {
+            () = screen.until(|transcript| !transcript.running()), if takes_over => {
                 screen.typed("");
                 continue;
             }
             ended = &mut watching => {
                 screen.typed("");
-                // The session ended, or the server refused: its words say which.
+                // The session has ended, or the server refused the subscription; the error says which.
                 return ended?;
             }
         };
@@ -66,31 +67,33 @@ pub async fn run(mut driver: Driver, shown: Shown) -> anyhow::Result<()> {
             _ => driver.say(line).await,
         };
         if let Err(error) = outcome {
-            screen.trouble(&format!("{error:#}"));
+            screen.error(&format!("{error:#}"));
         }
     }
 }
 
-/// Says in which state the session is entered, and whether its turn becomes this terminal's: the terminal that began it may be
-/// gone, so this one answers for the client if that one does not.
-fn adopts(driver: &Driver, shown: Shown) -> bool {
-    let owner = driver.screen.with(|transcript| transcript.waits_for().map(sentence::name));
+/// Prints in which state the session was joined. Returns whether this terminal answers the tool calls of its current turn:
+/// the terminal that began the turn may be gone, so another one with the same key has to be able to continue it.
+fn takes_over_turn(driver: &Driver, display: Display) -> bool {
+    let owner = driver.screen.with(|transcript| transcript.waits_for().map(message_text::name));
     let running = driver.screen.with(|transcript| transcript.running());
     let waiting = driver.screen.with(|transcript| !transcript.waiting_calls(&driver.tools).is_empty());
-    match (owner, shown) {
-        (_, Shown::Nothing) => return false,
-        (Some(owner), Shown::Conversation) => driver.screen.note(&format!("The turn waits for an answer of {owner}.")),
-        (None, Shown::Conversation) if running => driver.screen.note("A turn is running; what it does follows."),
-        (None, Shown::Conversation) if waiting => driver.screen.note("The turn waits for this client."),
-        (None, Shown::Conversation) => {}
+    match (owner, display) {
+        (_, Display::Nothing) => return false,
+        (Some(owner), Display::Conversation) => {
+            driver.screen.note(&format!("The turn waits for an answer of {owner}."))
+        }
+        (None, Display::Conversation) if running => driver.screen.note("A turn is running; what it does follows."),
+        (None, Display::Conversation) if waiting => driver.screen.note("The turn waits for this client."),
+        (None, Display::Conversation) => {}
     }
     running || waiting
 }
 
-/// Gives the terminal that began the turn the time to answer.
+/// Whether the calls are still unanswered after the terminal that began the turn has had time to answer them.
 async fn still_waiting(driver: &Driver, calls: &[Call]) -> bool {
     let answered = driver.screen.until(|transcript| transcript.answered(calls));
-    tokio::time::timeout(GRACE, answered).await.is_err()
+    tokio::time::timeout(ANSWER_GRACE, answered).await.is_err()
 }
 
 fn help(driver: &Driver) {

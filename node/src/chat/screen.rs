@@ -1,4 +1,6 @@
-//! The person's screen: lines from several tasks, one at a time, and a prompt that stays below them.
+//! The terminal's output. Several tasks print whole lines through it, and the input prompt stays below them.
+//!
+//! It owns the transcript too, so that an event is taken into account and printed under one lock.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,28 +8,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::api::Event;
-use super::transcript::{Line, Transcript, Voice};
+use super::transcript::{Line, LineKind, Transcript};
 
-/// Where everything goes that is not the model's words.
+/// Where everything but the model's answer is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notes {
+pub(super) enum Notes {
     Stdout,
-    /// Leaves standard output to the model's answer.
+    /// Standard output then holds the answer alone, for programs (`--message`).
     Stderr,
 }
 
 /// A handle to the screen; clones share it.
 #[derive(Clone)]
-pub struct Screen {
+pub(super) struct Screen {
     inner: Arc<Mutex<Inner>>,
-    told: Arc<Notify>,
+    changed: Arc<Notify>,
 }
 
 struct Inner {
     transcript: Transcript,
     colour: bool,
     notes: Notes,
-    /// Whether a person types here, so that there is a prompt to keep.
+    /// Whether input and output are a terminal, so that a prompt is drawn.
     typing: bool,
     prompt: Option<&'static str>,
     connected: bool,
@@ -36,7 +38,7 @@ struct Inner {
 }
 
 impl Screen {
-    pub fn new(colour: bool, notes: Notes) -> Screen {
+    pub(super) fn new(colour: bool, notes: Notes) -> Screen {
         let inner = Inner {
             transcript: Transcript::default(),
             colour,
@@ -47,80 +49,80 @@ impl Screen {
             #[cfg(test)]
             captured: None,
         };
-        Screen { inner: Arc::new(Mutex::new(inner)), told: Arc::default() }
+        Screen { inner: Arc::new(Mutex::new(inner)), changed: Arc::default() }
     }
 
     /// A screen whose lines a test reads.
     #[cfg(test)]
-    pub fn captured() -> Screen {
+    pub(super) fn captured() -> Screen {
         let screen = Screen::new(false, Notes::Stdout);
         screen.lock().captured = Some(Vec::new());
         screen
     }
 
     #[cfg(test)]
-    pub fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self) -> Vec<String> {
         self.lock().captured.clone().unwrap_or_default()
     }
 
-    /// Shows an event, unless it was shown.
-    pub fn event(&self, event: &Event) {
+    /// Takes an event into account and prints it, unless that has been done before.
+    pub(super) fn event(&self, event: &Event) {
         let mut inner = self.lock();
-        for line in inner.transcript.tell(event) {
+        for line in inner.transcript.render(event) {
             inner.print(&line);
         }
         drop(inner);
-        self.told.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Waits until the session, as it was told here, is like this.
-    pub async fn until(&self, like_this: impl Fn(&Transcript) -> bool) {
+    /// Waits until a condition on the transcript holds.
+    pub(super) async fn until(&self, condition: impl Fn(&Transcript) -> bool) {
         loop {
-            let told = self.told.notified();
-            tokio::pin!(told);
-            // Registered before the look, so that nothing told after it is missed.
-            told.as_mut().enable();
-            if like_this(&self.lock().transcript) {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // Registered before the condition is checked, so that no event after the check is missed.
+            changed.as_mut().enable();
+            if condition(&self.lock().transcript) {
                 return;
             }
-            told.await;
+            changed.await;
         }
     }
 
-    /// Takes note of an event without showing it.
-    pub fn skip(&self, event: &Event) {
-        self.lock().transcript.tell(event);
+    /// Takes an event into account without printing it.
+    pub(super) fn skip(&self, event: &Event) {
+        self.lock().transcript.render(event);
     }
 
-    pub fn note(&self, text: &str) {
+    pub(super) fn note(&self, text: &str) {
         self.lock().print(&Line::note(text.to_owned()));
     }
 
-    pub fn trouble(&self, text: &str) {
-        self.lock().print(&Line::trouble(text.to_owned()));
+    pub(super) fn error(&self, text: &str) {
+        self.lock().print(&Line::error(text.to_owned()));
     }
 
-    pub fn line(&self, line: &Line) {
+    pub(super) fn line(&self, line: &Line) {
         self.lock().print(line);
     }
 
-    /// The connection is gone; said once until it is back.
-    pub fn lost(&self, why: &str) {
+    /// Says that the connection is lost: once, until it is restored.
+    pub(super) fn connection_lost(&self, why: &str) {
         let mut inner = self.lock();
         if std::mem::take(&mut inner.connected) {
-            inner.print(&Line::trouble(format!("Connection lost ({why}); trying again.")));
+            inner.print(&Line::error(format!("Connection lost ({why}); trying again.")));
         }
     }
 
-    pub fn back(&self) {
+    pub(super) fn connection_restored(&self) {
         let mut inner = self.lock();
         if !std::mem::replace(&mut inner.connected, true) {
             inner.print(&Line::note("Connected again.".to_owned()));
         }
     }
 
-    /// Asks for input: the prompt stays below whatever is printed, until something was typed.
-    pub fn prompt(&self, prompt: &'static str) {
+    /// Draws a prompt, which stays below whatever is printed until [`Screen::typed`].
+    pub(super) fn prompt(&self, prompt: &'static str) {
         let mut inner = self.lock();
         if inner.typing {
             inner.prompt = Some(prompt);
@@ -128,22 +130,22 @@ impl Screen {
         }
     }
 
-    /// A line was typed: the terminal shows it, and anything else than a terminal does not.
-    pub fn typed(&self, line: &str) {
+    /// Ends the prompt. The line that was typed is printed unless the terminal has shown it already.
+    pub(super) fn typed(&self, line: &str) {
         let mut inner = self.lock();
         inner.prompt = None;
         if !inner.typing && !line.is_empty() {
-            inner.print(&Line::said(Voice::Person, "you".to_owned(), line));
+            inner.print(&Line::of_speaker(LineKind::User, "you".to_owned(), line));
         }
     }
 
-    /// Reads or changes what is known of the session.
-    pub fn with<T>(&self, act: impl FnOnce(&mut Transcript) -> T) -> T {
+    /// Reads or changes the transcript.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut Transcript) -> T) -> T {
         act(&mut self.lock().transcript)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic while printing leaves nothing half-changed that matters.
+        // A panic while printing leaves the transcript whole, because printing comes last.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -156,8 +158,8 @@ impl Inner {
             captured.push(text);
             return;
         }
-        // A closed terminal or pipe ends the program through its input or its signals, not through this line.
-        let _ = if self.notes == Notes::Stderr && line.voice != Voice::Model {
+        // A closed terminal or pipe ends the program through the end of its input or a signal, not through this error.
+        let _ = if self.notes == Notes::Stderr && line.kind != LineKind::Model {
             writeln!(std::io::stderr().lock(), "{text}")
         } else if self.prompt.is_some() {
             writeln!(std::io::stdout().lock(), "\r\x1b[K{text}")
@@ -169,18 +171,18 @@ impl Inner {
 
     fn render(&self, line: &Line) -> String {
         let text = match &line.name {
-            // Programs read the model's words alone.
-            Some(_) if self.notes == Notes::Stderr && line.voice == Voice::Model => line.text.clone(),
+            // A program reads the answer: without the speaker's name.
+            Some(_) if self.notes == Notes::Stderr && line.kind == LineKind::Model => line.text.clone(),
             Some(name) if self.colour => format!("\x1b[1m{name}>\x1b[22m {}", line.text),
             Some(name) => format!("{name}> {}", line.text),
             None => format!("  {}", line.text.replace('\n', "\n  ")),
         };
-        let colour = match line.voice {
-            Voice::Person => "36",
-            Voice::Model => "39",
-            Voice::Tool => "33",
-            Voice::Note => "2",
-            Voice::Trouble => "31",
+        let colour = match line.kind {
+            LineKind::User => "36",
+            LineKind::Model => "39",
+            LineKind::Tool => "33",
+            LineKind::Note => "2",
+            LineKind::Error => "31",
         };
         if self.colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text }
     }

@@ -1,13 +1,13 @@
-//! The client against a server whose turns are written down.
+//! The client against a server whose turns are scripted.
 
 use secrecy::SecretString;
 
-use super::fake::{Fake, Turn, Wire};
+use super::fake::{Connection, Fake, ScriptedTurn};
 use super::*;
-use crate::chat::patience::Patience;
+use crate::chat::backoff::Backoff;
 
-fn blocks(text: &str) -> Turn {
-    Turn::Blocks(json!([{"type": "text", "text": text}]))
+fn blocks(text: &str) -> ScriptedTurn {
+    ScriptedTurn::Blocks(json!([{"type": "text", "text": text}]))
 }
 
 fn call(id: &str, name: &str, input: Value) -> Value {
@@ -26,11 +26,11 @@ async fn driver(fake: &Fake, typed: &[&str]) -> Driver {
     Driver::new(session, screen, tools, Keyboard::typed(typed))
 }
 
-fn fake(turns: impl IntoIterator<Item = Turn>) -> Fake {
+fn fake(turns: impl IntoIterator<Item = ScriptedTurn>) -> Fake {
     let fake = Fake::default();
-    fake.with(|world| {
-        world.allowed = vec!["get_current_time", "ask_user"];
-        world.turns = turns.into_iter().collect();
+    fake.with(|state| {
+        state.allowed = vec!["get_current_time", "ask_user"];
+        state.turns = turns.into_iter().collect();
     });
     fake
 }
@@ -52,7 +52,7 @@ async fn a_paused_turn_gets_its_results() {
         {"type": "tool_use", "id": "c", "name": "list", "input": {}, "dispatch": "mcp"},
         call("d", "ask_user", json!({"question": "And your age?"})),
     ]);
-    let fake = fake([Turn::Blocks(asked), blocks("thank you")]);
+    let fake = fake([ScriptedTurn::Blocks(asked), blocks("thank you")]);
     let mut driver = driver(&fake, &["Ann"]).await;
     driver.say("ask me").await.unwrap();
     assert_eq!(driver.screen.lines()[..2], ["question> Your name?", "you> Ann"]);
@@ -67,7 +67,7 @@ async fn a_paused_turn_gets_its_results() {
 #[tokio::test]
 async fn a_cut_call_is_made_again_under_its_key() {
     let fake = fake([blocks("hi")]);
-    fake.with(|world| world.wires = [Wire::Cut, Wire::Cut, Wire::Whole].into());
+    fake.with(|state| state.connections = [Connection::Cut, Connection::Cut, Connection::Whole].into());
     let mut driver = driver(&fake, &[]).await;
     driver.say("hello").await.unwrap();
     let asked = fake.asked("session.sendMessage");
@@ -92,7 +92,7 @@ async fn every_message_has_a_key_of_its_own() {
 #[tokio::test]
 async fn only_allowed_tools_are_declared() {
     let fake = fake([]);
-    fake.with(|world| world.allowed = vec!["get_current_time"]);
+    fake.with(|state| state.allowed = vec!["get_current_time"]);
     let driver = driver(&fake, &[]).await;
     assert_eq!(driver.tools.describe(), "get_current_time");
     let opened = fake.asked("open");
@@ -102,7 +102,7 @@ async fn only_allowed_tools_are_declared() {
 
 #[tokio::test]
 async fn a_failed_provider_is_an_error() {
-    let fake = fake([Turn::ProvidersFail]);
+    let fake = fake([ScriptedTurn::ProvidersFail]);
     let mut driver = driver(&fake, &[]).await;
     assert_eq!(driver.say("hello").await.unwrap_err().to_string(), "The provider is unavailable.");
     let told = [
@@ -113,10 +113,10 @@ async fn a_failed_provider_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_a_sentence() {
+async fn a_refusal_is_explained() {
     let late =
         "tool result merge invalid: no paused turn is awaiting tool results (it may have timed out and been retired)";
-    let fake = fake([Turn::Error(-32000, late)]);
+    let fake = fake([ScriptedTurn::Error(-32000, late)]);
     let mut driver = driver(&fake, &[]).await;
     let error = driver.say("hello").await.unwrap_err().to_string();
     assert_eq!(error, "The turn did not wait for that answer any longer; your next message goes on from here.");
@@ -124,7 +124,8 @@ async fn a_refusal_is_a_sentence() {
 
 #[tokio::test]
 async fn a_joined_session_reads_from_its_beginning() {
-    let fake = fake([Turn::Blocks(json!([call("a", "ask_user", json!({"question": "why?"}))])), blocks("I see")]);
+    let fake =
+        fake([ScriptedTurn::Blocks(json!([call("a", "ask_user", json!({"question": "why?"}))])), blocks("I see")]);
     let first = driver(&fake, &[]).await;
     // The first terminal is gone before it answers.
     let lost =
@@ -133,7 +134,7 @@ async fn a_joined_session_reads_from_its_beginning() {
 
     let screen = Screen::captured();
     let mut second = Driver { screen: screen.clone(), keyboard: Keyboard::typed(&["because"]), ..first };
-    let last = history::read(&second.session, &screen, history::Shown::Conversation).await.unwrap();
+    let last = history::read(&second.session, &screen, history::Display::Conversation).await.unwrap();
     assert_eq!(last.unwrap(), "evt_3");
     assert_eq!(screen.lines(), ["you> ask me"]);
     let waiting = screen.with(|transcript| transcript.waiting_calls(&second.tools));
@@ -143,7 +144,7 @@ async fn a_joined_session_reads_from_its_beginning() {
 
 #[tokio::test]
 async fn an_answer_from_elsewhere_is_not_answered_again() {
-    let fake = fake([Turn::Blocks(json!([call("a", "ask_user", json!({"question": "why?"}))]))]);
+    let fake = fake([ScriptedTurn::Blocks(json!([call("a", "ask_user", json!({"question": "why?"}))]))]);
     let mut driver = driver(&fake, &[]).await;
     let (keyboard, _typing) = Keyboard::silent();
     driver.keyboard = keyboard;
@@ -151,7 +152,7 @@ async fn an_answer_from_elsewhere_is_not_answered_again() {
     let elsewhere = async {
         screen.until(|transcript| transcript.waits_for().is_some()).await;
         let answer = json!([{"type": "tool_result", "tool_use_id": "a", "content": "because"}]);
-        let event = fake.with(|world| world.record("client.message.send", json!({"role": "user", "content": answer})));
+        let event = fake.with(|state| state.record("client.message.send", json!({"role": "user", "content": answer})));
         screen.event(&serde_json::from_str(&event.to_string()).unwrap());
     };
     let (ended, ()) = tokio::join!(driver.say("ask me"), elsewhere);
@@ -164,14 +165,14 @@ async fn an_answer_from_elsewhere_is_not_answered_again() {
 async fn a_watcher_goes_on_where_it_was_cut() {
     let fake = fake([]);
     let driver = driver(&fake, &[]).await;
-    fake.with(|world| {
+    fake.with(|state| {
         for text in ["one", "two", "three", "four"] {
-            world.record("client.message.send", json!({"role": "user", "content": text}));
+            state.record("client.message.send", json!({"role": "user", "content": text}));
         }
-        world.record("session.close", json!({"reason": "client_close"}));
+        state.record("session.close", json!({"reason": "client_close"}));
     });
-    driver.screen.with(|transcript| transcript.know_me("key_2222"));
-    watch::watch(&driver.session, &driver.screen, Some("evt_1".to_owned()), Patience::a_minute()).await.unwrap();
+    driver.screen.with(|transcript| transcript.set_own_key("key_2222"));
+    watch::watch(&driver.session, &driver.screen, Some("evt_1".to_owned()), Backoff::one_minute()).await.unwrap();
     let told: Vec<String> = driver.screen.lines().into_iter().filter(|line| !line.contains("onnect")).collect();
     let expected = [
         "key_…1111> one",

@@ -1,44 +1,45 @@
-//! The client's own tools: one that answers by itself and one that asks the person, to show a turn pause and go on.
+//! The client's own tools. They exist to show how a turn pauses for a client and continues: one answers at once, the other
+//! asks the person.
 
 use serde_json::{Value, json};
 
-pub const CURRENT_TIME: &str = "get_current_time";
-pub const ASK_USER: &str = "ask_user";
+pub(super) const CURRENT_TIME: &str = "get_current_time";
+pub(super) const ASK_USER: &str = "ask_user";
 
 /// The tools that this client declared in its session.
 #[derive(Clone, Debug)]
-pub struct Tools {
+pub(super) struct Tools {
     names: Vec<&'static str>,
 }
 
 impl Tools {
-    pub fn all() -> Tools {
+    pub(super) fn all() -> Tools {
         Tools { names: vec![CURRENT_TIME, ASK_USER] }
     }
 
-    pub fn none() -> Tools {
+    pub(super) fn none() -> Tools {
         Tools { names: Vec::new() }
     }
 
-    /// Those that a profile allows.
-    pub fn allowed(mut self, allowed: &[String]) -> Tools {
+    /// The ones that a profile allows.
+    pub(super) fn allowed(mut self, allowed: &[String]) -> Tools {
         self.names.retain(|name| allowed.iter().any(|allowed| allowed == name));
         self
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    pub fn has(&self, name: &str) -> bool {
+    pub(super) fn has(&self, name: &str) -> bool {
         self.names.contains(&name)
     }
 
-    pub fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         if self.names.is_empty() { "none".to_owned() } else { self.names.join(", ") }
     }
 
-    pub fn declarations(&self) -> Value {
+    pub(super) fn declarations(&self) -> Value {
         self.names.iter().map(|name| declaration(name)).collect()
     }
 }
@@ -64,17 +65,16 @@ fn declaration(name: &str) -> Value {
 
 /// A call of a client tool in a paused turn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
-    pub id: String,
-    pub name: String,
-    pub input: Value,
+pub(super) struct Call {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) input: Value,
 }
 
 impl Call {
-    /// The calls in a message's content that are this client's to answer.
-    ///
-    /// Servers from before `dispatch` never show other calls than the client's own.
-    pub fn ours(content: &Value, tools: &Tools) -> Vec<Call> {
+    /// The calls in a message's content that this client has to answer: those with `dispatch` `client`. Older servers send
+    /// no `dispatch`; their messages hold no other calls than the client's own.
+    pub(super) fn ours(content: &Value, tools: &Tools) -> Vec<Call> {
         let blocks = content.as_array().map(Vec::as_slice).unwrap_or_default();
         let ours = blocks.iter().filter(|block| block["type"] == "tool_use").filter(|block| {
             match block["dispatch"].as_str() {
@@ -87,20 +87,20 @@ impl Call {
             .collect()
     }
 
-    pub fn question(&self) -> &str {
+    pub(super) fn question(&self) -> &str {
         self.input["question"].as_str().filter(|question| !question.trim().is_empty()).unwrap_or("The model asks you:")
     }
 
-    pub fn answered(&self, text: &str) -> Value {
+    pub(super) fn answered(&self, text: &str) -> Value {
         json!({"type": "tool_result", "tool_use_id": self.id, "content": text})
     }
 
-    pub fn failed(&self, why: &str) -> Value {
+    pub(super) fn failed(&self, why: &str) -> Value {
         json!({"type": "tool_result", "tool_use_id": self.id, "content": why, "is_error": true})
     }
 }
 
-pub fn current_time() -> String {
+pub(super) fn current_time() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 

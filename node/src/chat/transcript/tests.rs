@@ -15,7 +15,7 @@ struct Log {
 impl Log {
     fn new() -> Log {
         let mut transcript = Transcript::default();
-        transcript.know_me(ME);
+        transcript.set_own_key(ME);
         Log { transcript, number: 0 }
     }
 
@@ -30,8 +30,8 @@ impl Log {
 
     fn tell(&mut self, key: &str, kind: &str, payload: Value) -> Vec<String> {
         let event = self.event(key, kind, payload);
-        let lines = self.transcript.tell(&event);
-        assert_eq!(self.transcript.tell(&event), [], "told twice");
+        let lines = self.transcript.render(&event);
+        assert_eq!(self.transcript.render(&event), [], "told twice");
         lines
             .into_iter()
             .map(|line| line.name.map_or_else(|| line.text.clone(), |name| format!("{name}> {}", line.text)))
@@ -58,7 +58,7 @@ fn a_simple_turn_reads_as_a_conversation() {
 #[test]
 fn what_was_typed_here_is_not_told_again() {
     let mut log = Log::new();
-    log.transcript.expect("hello");
+    log.transcript.add_pending_message("hello");
     let merged =
         json!([{"type": "tool_result", "tool_use_id": "a", "content": "x"}, {"type": "text", "text": "hello"}]);
     let told = log.tell(ME, "client.message.send", json!({"role": "user", "content": merged}));
@@ -96,7 +96,7 @@ fn anothers_pause_is_not_ours() {
     assert_eq!(log.transcript.waits_for(), Some(OTHER));
     log.tell(OTHER, "session.error", json!({"reason": "driver_turn_abandoned", "owner_client_key_id": OTHER}));
     assert_eq!(log.transcript.waits_for(), None);
-    assert!(!log.transcript.over());
+    assert!(!log.transcript.ended());
 }
 
 #[test]
@@ -121,13 +121,13 @@ fn the_end_of_a_session_is_noticed() {
     let mut log = Log::new();
     let failed = json!({"ok": false, "provider": "main", "status": 529, "error": "Overloaded", "body": null});
     assert_eq!(log.tell(ME, "provider.response", failed), ["Provider main is overloaded (529): Overloaded"]);
-    assert!(!log.transcript.over());
+    assert!(!log.transcript.ended());
     log.tell(ME, "session.error", json!({"reason": "all_providers_failed", "attempts": 1}));
-    assert!(log.transcript.over());
+    assert!(log.transcript.ended());
     let mut log = Log::new();
     let closed = log.tell(ME, "session.close", json!({"reason": "client_key_revoked"}));
     assert_eq!(closed, ["The session is closed: its key was revoked."]);
-    assert!(log.transcript.over());
+    assert!(log.transcript.ended());
 }
 
 #[test]

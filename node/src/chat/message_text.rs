@@ -1,9 +1,10 @@
-//! Events in words: what went wrong and what to do about it, for people who do not know the event catalogue.
+//! The texts that the client prints for events and errors: what happened and what to do about it, for people who do not know
+//! the event catalogue.
 
 use serde_json::Value;
 
-/// Whether an error's reason leaves the session in the state `error`, where nothing more can be sent.
-pub fn ends_session(reason: &str) -> bool {
+/// Whether a `session.error` with this reason leaves the session in the state `error`, which accepts no messages.
+pub(super) fn ends_session(reason: &str) -> bool {
     matches!(
         reason,
         "turn_recovery_failed"
@@ -15,12 +16,12 @@ pub fn ends_session(reason: &str) -> bool {
     )
 }
 
-/// A `session.error` as a sentence; `None` when other events have said it.
-pub fn of_error(payload: &Value) -> Option<String> {
-    let reason = text(payload, "reason");
+/// The text of a `session.error`; `None` if another event has the same news.
+pub(super) fn of_error(payload: &Value) -> Option<String> {
+    let reason = field(payload, "reason");
     let detail = payload["detail"].as_str().map(|detail| format!(": {detail}")).unwrap_or_default();
-    let sentence = match reason {
-        // The attempt's own event says it, for every attempt alike.
+    let text = match reason {
+        // Every failed attempt has a `provider.response` event, whose text is printed.
         "provider_call_failed" => return None,
         "all_providers_failed" => format!("No provider answered ({} tried).", payload["attempts"]),
         "turn_recovery_failed" => {
@@ -42,13 +43,13 @@ pub fn of_error(payload: &Value) -> Option<String> {
         }
         other => format!("The server reports {other}{detail}."),
     };
-    Some(if ends_session(reason) { format!("{sentence} This session is over; open a new one.") } else { sentence })
+    Some(if ends_session(reason) { format!("{text} This session is over; open a new one.") } else { text })
 }
 
-/// A failed attempt at a provider.
-pub fn of_failed_attempt(payload: &Value) -> String {
-    let provider = text(payload, "provider");
-    // The provider's own words, where it had any, say more than the server's.
+/// The text of a `provider.response` whose attempt failed.
+pub(super) fn of_failed_attempt(payload: &Value) -> String {
+    let provider = field(payload, "provider");
+    // The provider's own message says more than the server's, if there is one.
     let error = payload["body"]["error"]["message"].as_str().or_else(|| payload["error"].as_str());
     let error = error.unwrap_or("no reason given");
     match payload["status"].as_u64() {
@@ -60,8 +61,8 @@ pub fn of_failed_attempt(payload: &Value) -> String {
     }
 }
 
-/// What an RPC error means for the person; the server's own words otherwise.
-pub fn of_rpc_error(code: i64, message: &str) -> String {
+/// The text of a JSON-RPC error: what it means for the person, or else the server's own message.
+pub(super) fn of_rpc_error(code: i64, message: &str) -> String {
     match code {
         -32000 if message.contains("no paused turn is awaiting") => {
             "The turn did not wait for that answer any longer; your next message goes on from here.".to_owned()
@@ -73,10 +74,10 @@ pub fn of_rpc_error(code: i64, message: &str) -> String {
     }
 }
 
-/// Sandbox and subagent lifecycles, and compactions.
-pub fn of_lifecycle(event_type: &str, payload: &Value) -> Option<String> {
-    let (image, detail) = (text(payload, "image"), text(payload, "detail"));
-    let agent = format!("{} subagent {}", text(payload, "harness"), text(payload, "subagent_id"));
+/// The text of a sandbox, subagent or compaction event; `None` for other types.
+pub(super) fn of_lifecycle(event_type: &str, payload: &Value) -> Option<String> {
+    let (image, detail) = (field(payload, "image"), field(payload, "detail"));
+    let agent = format!("{} subagent {}", field(payload, "harness"), field(payload, "subagent_id"));
     Some(match event_type {
         "session.sandbox.start" => format!("Sandbox {image} is being started."),
         "session.sandbox.running" => format!("Sandbox {image} is running."),
@@ -84,7 +85,7 @@ pub fn of_lifecycle(event_type: &str, payload: &Value) -> Option<String> {
         "session.sandbox.error" => format!("Sandbox {image} failed: {detail}"),
         "session.subagent.start" => format!("{agent} is being started."),
         "session.subagent.completed" => format!("{agent} is done."),
-        "session.subagent.failed" => format!("{agent} failed: {}", text(payload, "reason")),
+        "session.subagent.failed" => format!("{agent} failed: {}", field(payload, "reason")),
         "session.subagent.cancelled" => format!("{agent} was cancelled."),
         "session.compaction.started" => match payload["threshold_tokens"].as_u64() {
             Some(threshold) => format!("The conversation has passed {threshold} tokens and is being compacted."),
@@ -97,14 +98,14 @@ pub fn of_lifecycle(event_type: &str, payload: &Value) -> Option<String> {
     })
 }
 
-/// A client key's id, short enough to read in front of every message.
-pub fn name(key_id: &str) -> String {
+/// A client key's id, shortened to stand in front of every message.
+pub(super) fn name(key_id: &str) -> String {
     let digits = key_id.strip_prefix("key_").unwrap_or(key_id);
     let tail: String = digits.chars().skip(digits.chars().count().saturating_sub(4)).collect();
     format!("key_…{tail}")
 }
 
-fn text<'a>(payload: &'a Value, field: &str) -> &'a str {
+fn field<'a>(payload: &'a Value, field: &str) -> &'a str {
     payload[field].as_str().unwrap_or_default()
 }
 
@@ -115,13 +116,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_sentences() {
+    fn errors_are_explained() {
         let failed = json!({"reason": "all_providers_failed", "attempts": 2});
-        let sentence = "No provider answered (2 tried). This session is over; open a new one.";
-        assert_eq!(of_error(&failed).as_deref(), Some(sentence));
+        let expected = "No provider answered (2 tried). This session is over; open a new one.";
+        assert_eq!(of_error(&failed).as_deref(), Some(expected));
         let abandoned = json!({"reason": "driver_turn_abandoned", "owner_client_key_id": "key_0123abcd"});
-        let sentence = "key_…abcd did not answer its tool calls in time, so they were given up.";
-        assert_eq!(of_error(&abandoned).as_deref(), Some(sentence));
+        let expected = "key_…abcd did not answer its tool calls in time, so they were given up.";
+        assert_eq!(of_error(&abandoned).as_deref(), Some(expected));
         assert_eq!(of_error(&json!({"reason": "new", "detail": "x"})).as_deref(), Some("The server reports new: x."));
         assert_eq!(of_error(&json!({"reason": "provider_call_failed"})), None);
     }
