@@ -1,6 +1,6 @@
 //! The admin port: profiles, client keys, sessions, and what the node was configured with (companion 10).
 //!
-//! Every request is authenticated first, whatever its path. No answer holds a secret, but the one that shows a new client key.
+//! Every request is authenticated first, whatever its path, but that for the OpenAPI document. No answer holds a secret, but the one that shows a new client key.
 
 pub mod key;
 mod keys;
@@ -17,10 +17,15 @@ use crate::http::problem::{Problem, no_such_method, no_such_path};
 use crate::secret::{Kind, digest, same};
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::HeaderName;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{delete, get};
 use std::sync::Arc;
+
+/// The headers of an answer that is JSON text already.
+const JSON: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "application/json")];
 
 /// Bytes of a body at most: a profile with thousands of tools fits.
 const MAX_BODY: usize = 1 << 20;
@@ -43,6 +48,8 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(from_fn_with_state(app.clone(), authenticate))
+        .route("/openapi.json", get(|| async { (JSON, include_str!("openapi/admin.json")) }))
+        .method_not_allowed_fallback(no_such_method)
         .with_state(app)
 }
 

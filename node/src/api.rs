@@ -30,6 +30,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/healthz", get(|| async {}))
         .route("/readyz", get(ready))
+        .route("/openapi.json", get(|| async { (JSON, include_str!("openapi/client.json")) }))
         .route("/api/v1/meta", get(meta))
         .route("/api/v1/sessions", post(sessions::open))
         .route("/api/v1/sessions/{id}", delete(sessions::close))

@@ -8,6 +8,7 @@ mod envelope;
 mod join;
 mod open;
 mod openai;
+mod openapi;
 mod pause;
 mod providers;
 mod rest;
