@@ -12,20 +12,16 @@ mod tests;
 
 use crate::app::App;
 use crate::config::AdminAuth;
+use crate::http::JSON;
 use crate::http::auth::bearer;
 use crate::http::problem::{Problem, no_such_method, no_such_path};
 use crate::secret::{Kind, digest, same};
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::HeaderName;
-use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{delete, get};
 use std::sync::Arc;
-
-/// The headers of an answer that is JSON text already.
-const JSON: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "application/json")];
 
 /// Bytes of a body at most: a profile with thousands of tools fits.
 const MAX_BODY: usize = 1 << 20;
@@ -48,7 +44,7 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(from_fn_with_state(app.clone(), authenticate))
-        .route("/openapi.json", get(|| async { (JSON, include_str!("openapi/admin.json")) }))
+        .route("/openapi.json", get(|| async { (JSON, include_str!("http/openapi/admin.json")) }))
         .method_not_allowed_fallback(no_such_method)
         .with_state(app)
 }

@@ -15,6 +15,7 @@ mod subscribe;
 mod trace;
 
 use crate::app::App;
+use crate::http::JSON;
 use crate::http::problem::{Problem, no_such_method, no_such_path};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -30,7 +31,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/healthz", get(|| async {}))
         .route("/readyz", get(ready))
-        .route("/openapi.json", get(|| async { (JSON, include_str!("openapi/client.json")) }))
+        .route("/openapi.json", get(|| async { (JSON, include_str!("http/openapi/client.json")) }))
         .route("/api/v1/meta", get(meta))
         .route("/api/v1/sessions", post(sessions::open))
         .route("/api/v1/sessions/{id}", delete(sessions::close))

@@ -8,8 +8,8 @@ use schema::Schemas;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use tests::client::{Api, Reply};
+use tests::fixture::{Fixture, Plan};
 use tests::server::ADMIN_KEY;
-use tests::world::{Plan, World};
 use transcript::Exchange;
 
 /// Documented answers that no transcript and no call of this test can hold, and why.
@@ -130,22 +130,22 @@ fn exchange(method: &str, path: &str, sent: Option<Value>, reply: &Reply) -> Exc
 }
 
 /// Answers that are in no transcript because they differ from run to run.
-async fn call_the_rest(world: &World, client: &mut Document, admin: &mut Document) {
-    let ready = world.api.get("/readyz", "").await.expect(200);
+async fn call_the_rest(fixture: &Fixture, client: &mut Document, admin: &mut Document) {
+    let ready = fixture.api.get("/readyz", "").await.expect(200);
     client.check(&exchange("GET", "/readyz", None, &ready)).unwrap();
-    let session = world.driver().await;
+    let session = fixture.driver().await;
     session.send("hello").await.result();
     let owner = |id: &str| format!("/admin/v1/sessions/{id}/owner");
-    let revoked = format!("/admin/v1/keys/{}", world.key.id);
+    let revoked = format!("/admin/v1/keys/{}", fixture.key.id);
     let absent = owner("ses_00000000000000000000000000000000");
     let mut calls = vec![("GET", "/admin/v1/keys".to_owned(), 200), ("GET", "/admin/v1/nodes".to_owned(), 200)];
     calls.extend([("GET", owner(&session.id), 200), ("GET", absent, 404)]);
     for (method, path, status) in calls {
-        let reply = world.admin.0.call(method, &path, ADMIN_KEY, None).await.expect(status);
+        let reply = fixture.admin.0.call(method, &path, ADMIN_KEY, None).await.expect(status);
         admin.check(&exchange(method, &path, None, &reply)).unwrap_or_else(|why| panic!("{method} {path}: {why}"));
     }
     // Every operation of the admin port asks for the key.
-    let one = format!("/admin/v1/profiles/{}", world.profile);
+    let one = format!("/admin/v1/profiles/{}", fixture.profile);
     let (events, owner) = (format!("/admin/v1/sessions/{}/events", session.id), owner(&session.id));
     let methods = [
         ("GET", "/admin/v1/keys"),
@@ -164,16 +164,16 @@ async fn call_the_rest(world: &World, client: &mut Document, admin: &mut Documen
         ("GET", "/admin/v1/sandbox-status"),
     ];
     for (method, path) in methods {
-        let reply = world.admin.0.call(method, path, "", None).await.expect(401);
+        let reply = fixture.admin.0.call(method, path, "", None).await.expect(401);
         admin.check(&exchange(method, path, None, &reply)).unwrap_or_else(|why| panic!("{method} {path}: {why}"));
     }
 }
 
 #[tokio::test]
 async fn documents_say_what_goes_over_the_wire() {
-    let world = Plan::default().profile("available_sandboxes", json!(["python:3.12"])).start().await;
-    let mut client = Document::fetch(&world.api).await;
-    let mut admin = Document::fetch(&world.admin.0).await;
+    let fixture = Plan::default().profile("available_sandboxes", json!(["python:3.12"])).start().await;
+    let mut client = Document::fetch(&fixture.api).await;
+    let mut admin = Document::fetch(&fixture.admin.0).await;
     let mut wrong = Vec::new();
     let mut count = 0;
     for (name, exchange) in transcript::all() {
@@ -184,7 +184,7 @@ async fn documents_say_what_goes_over_the_wire() {
         }
     }
     assert!(count > 150, "only {count} exchanges were found in the transcripts: does the reader still fit their form?");
-    call_the_rest(&world, &mut client, &mut admin).await;
+    call_the_rest(&fixture, &mut client, &mut admin).await;
     wrong.extend(client.unseen());
     wrong.extend(admin.unseen());
     assert_eq!(wrong, Vec::<String>::new());
@@ -192,8 +192,8 @@ async fn documents_say_what_goes_over_the_wire() {
 
 #[tokio::test]
 async fn documents_are_whole() {
-    let world = World::start().await;
-    for api in [&world.api, &world.admin.0] {
+    let fixture = Fixture::start().await;
+    for api in [&fixture.api, &fixture.admin.0] {
         let this = Document::fetch(api).await;
         let document = &this.document;
         let mut names = BTreeSet::new();
