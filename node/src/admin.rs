@@ -2,7 +2,8 @@
 //!
 //! Every request is authenticated first, whatever its path, but that for the OpenAPI document. No answer holds a secret, but the one that shows a new client key.
 
-pub mod key;
+mod body;
+pub(crate) mod key;
 mod keys;
 mod profiles;
 mod registries;
@@ -14,7 +15,7 @@ use crate::app::App;
 use crate::config::AdminAuth;
 use crate::http::JSON;
 use crate::http::auth::bearer;
-use crate::http::problem::{Problem, no_such_method, no_such_path};
+use crate::http::problem::Problem;
 use crate::secret::{Kind, digest, same};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -23,11 +24,8 @@ use axum::response::Response;
 use axum::routing::{delete, get};
 use std::sync::Arc;
 
-/// Bytes of a body at most: a profile with thousands of tools fits.
-const MAX_BODY: usize = 1 << 20;
-
 /// The admin port's routes.
-pub fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/admin/v1/profiles", get(profiles::list).post(profiles::create))
         .route("/admin/v1/profiles/{id}", get(profiles::show).put(profiles::replace).delete(profiles::remove))
@@ -41,11 +39,11 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/admin/v1/providers", get(registries::providers))
         .route("/admin/v1/config", get(registries::config))
         .route("/admin/v1/sandbox-status", get(registries::sandbox_status))
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
+        .fallback(async || Problem::no_such_path())
+        .method_not_allowed_fallback(async || Problem::no_such_method())
         .layer(from_fn_with_state(app.clone(), authenticate))
         .route("/openapi.json", get(|| async { (JSON, include_str!("http/openapi/admin.json")) }))
-        .method_not_allowed_fallback(no_such_method)
+        .method_not_allowed_fallback(async || Problem::no_such_method())
         .with_state(app)
 }
 
@@ -53,27 +51,14 @@ async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next)
     match app.config.admin_auth {
         AdminAuth::Disabled => {}
         AdminAuth::Required => {
-            let token = bearer(request.headers()).ok_or_else(|| {
-                Problem::unauthorized("missing Authorization header: send Authorization: Bearer <admin key>")
-            })?;
+            let token = bearer(request.headers()).ok_or_else(|| Problem::missing_key("<admin key>"))?;
             // Read every time: a key that was replaced through another node is dead at once.
             let valid = app.accounts().admin_key().await?;
             let shown = digest(token);
             if !Kind::Admin.matches(token) || !valid.is_some_and(|valid| same(&valid, &shown)) {
-                return Err(Problem::unauthorized("invalid admin key"));
+                return Err(Problem::invalid_admin_key());
             }
         }
     }
     Ok(next.run(request).await)
-}
-
-/// Fails if a text of a body cannot be a name.
-fn check_name(field: &str, text: &str) -> Result<(), Problem> {
-    if text.trim().is_empty() {
-        return Err(Problem::bad_request(format!("{field} must not be blank")));
-    }
-    if text.contains('\0') {
-        return Err(Problem::bad_request(format!("{field} must not hold the character U+0000")));
-    }
-    Ok(())
 }

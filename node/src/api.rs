@@ -16,7 +16,7 @@ mod trace;
 
 use crate::app::App;
 use crate::http::JSON;
-use crate::http::problem::{Problem, no_such_method, no_such_path};
+use crate::http::problem::Problem;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -39,8 +39,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/v1/sessions/{id}/participants", get(sessions::participants))
         .route("/api/v1/sessions/{id}/events", get(sessions::events))
         .route("/api/v1/sessions/{id}/rpc", post(rpc::call))
-        .method_not_allowed_fallback(no_such_method)
-        .fallback(no_such_path)
+        .method_not_allowed_fallback(async || Problem::no_such_method())
+        .fallback(async || Problem::no_such_path())
         .layer(CatchPanicLayer::custom(|_| panicked()))
         .with_state(app)
 }
@@ -74,5 +74,5 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 
 fn panicked() -> Response {
     tracing::error!("a request handler panicked");
-    Problem::internal("unexpected server error").into_response()
+    Problem::internal().into_response()
 }

@@ -12,7 +12,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 /// Starts logging for this process. A second call changes nothing.
-pub fn start(config: &Config) {
+pub(crate) fn start(config: &Config) {
     // The filter was checked with the configuration.
     let filter = EnvFilter::try_new(&config.log).unwrap_or_default();
     let lines = match config.log_format {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// The admin key could not be prepared.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The key's file, and what to do about it.
     #[error("{0}")]
     File(String),
@@ -31,7 +31,7 @@ pub enum Error {
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn prepare(config: &Config, accounts: &Accounts) -> Result<(), Error> {
+pub(crate) async fn prepare(config: &Config, accounts: &Accounts) -> Result<(), Error> {
     match config.admin_auth {
         AdminAuth::Disabled => {
             tracing::warn!(
@@ -166,7 +166,7 @@ impl KeyFile {
 ///
 /// # Errors
 /// When there is one that cannot be read.
-pub fn read_secret(path: &Path) -> io::Result<Option<SecretString>> {
+pub(crate) fn read_secret(path: &Path) -> io::Result<Option<SecretString>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -178,7 +178,7 @@ pub fn read_secret(path: &Path) -> io::Result<Option<SecretString>> {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn write_secret(path: &Path, secret: &SecretString) -> io::Result<()> {
+pub(crate) fn write_secret(path: &Path, secret: &SecretString) -> io::Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         fs::create_dir_all(folder)?;
     }

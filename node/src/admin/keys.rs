@@ -1,8 +1,7 @@
 //! Client keys.
 
-use super::{MAX_BODY, check_name};
+use super::body::{self, check_name};
 use crate::app::App;
-use crate::http::body;
 use crate::http::pagination::{Items, Page};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
@@ -62,17 +61,14 @@ impl KeyView {
 }
 
 pub(super) async fn create(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
-    let sent: Sent = body::json(&headers, body, MAX_BODY).await?;
+    let sent: Sent = body::read(&headers, body).await?;
     check_name("name", &sent.name)?;
     let profile = sent.profile_id.parse().map_err(|_| Problem::bad_request("profile_id is not the id of a profile"))?;
-    let secret = Kind::Client.generate().map_err(|error| {
-        tracing::error!(error = %error, "the operating system gives no random bytes");
-        Problem::internal("unexpected server error")
-    })?;
+    let secret = Kind::Client.generate()?;
     let prefix = shown_part(&secret);
     let made = app.accounts().create_key(sent.name, prefix, digest(secret.expose_secret()), profile).await;
     let made = made.map_err(|error| match error {
-        Error::NotFound => Problem::profile_unavailable("the profile does not exist, or was deleted"),
+        Error::NotFound => Problem::profile_for_key_missing(),
         error => error.into(),
     })?;
     tracing::info!(key.id = %made.id, profile.id = %profile, "client key made");
@@ -106,7 +102,7 @@ pub(super) async fn revoke(State(app): State<Arc<App>>, Id(id): Id<KeyId>) -> Re
     });
     let revoked = revoking.await.map_err(|error| {
         tracing::error!(error = %error, key.id = %id, "a revocation broke off");
-        Problem::internal("unexpected server error")
+        Problem::internal()
     })?;
     match revoked {
         Ok(Revoked::Now) => {

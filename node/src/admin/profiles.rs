@@ -1,8 +1,7 @@
 //! Profiles.
 
-use super::{MAX_BODY, check_name};
+use super::body::{self, check_name};
 use crate::app::App;
-use crate::http::body;
 use crate::http::pagination::{Items, Page};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
@@ -59,7 +58,7 @@ impl ProfileView {
 }
 
 async fn sent(headers: &HeaderMap, body: Body) -> Result<ProfileFields, Problem> {
-    let sent: Sent = body::json(headers, body, MAX_BODY).await?;
+    let sent: Sent = body::read(headers, body).await?;
     check_name("name", &sent.name)?;
     check_name("primary_provider", &sent.primary_provider)?;
     let lists = [
@@ -83,9 +82,9 @@ async fn sent(headers: &HeaderMap, body: Body) -> Result<ProfileFields, Problem>
 
 fn refused(error: Error) -> Problem {
     match error {
-        Error::Duplicate => Problem::duplicate_name("a profile of that name exists"),
+        Error::Duplicate => Problem::duplicate_profile_name(),
         Error::NotFound => ProfileId::absent(),
-        Error::Refused => Problem::profile_in_use("the profile has active client keys; revoke them first"),
+        Error::Refused => Problem::profile_in_use(),
         error @ (Error::Unavailable(_)
         | Error::Failed(_)
         | Error::Unknown

@@ -42,9 +42,8 @@ pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<I
     let pairs = pairs(&uri)?;
     let page: Page<SessionId> = Page::of_pairs(&pairs)?;
     let state = pairs.iter().rev().find(|(name, _)| name == "state").map(|(_, value)| value.parse());
-    let state = state
-        .transpose()
-        .map_err(|error: accounts::UnknownState| Problem::bad_request(format!("invalid state: {error}")))?;
+    let state =
+        state.transpose().map_err(|error: accounts::UnknownState| Problem::invalid_query_value("state", error))?;
     let (sessions, next) = app.accounts().sessions(state, page.cursor, page.limit).await?;
     Ok(Json(Items::new(sessions.into_iter().map(SessionView::new).collect(), next)))
 }

@@ -208,7 +208,7 @@ async fn bad_bodies_are_refused_with_a_reason() {
     };
     assert_eq!(post("text/plain", "{}".into()).await.0, 400);
     assert_eq!(post("application/json", "{".into()).await.0, 400);
-    let (status, body) = post("application/json", " ".repeat(MAX_BODY + 1)).await;
+    let (status, body) = post("application/json", " ".repeat(body::MAX_BODY + 1)).await;
     assert_eq!((status, &body["type"]), (413, &json!("payload_too_large")));
     assert_eq!(port.get("/admin/v1/profiles").await["items"], json!([]));
 }

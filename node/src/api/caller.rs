@@ -21,21 +21,21 @@ pub(super) struct Caller {
 
 impl Caller {
     /// What the checks that come before params look at.
-    pub async fn admission(&self) -> Result<Admission, RpcError> {
+    pub(super) async fn admission(&self) -> Result<Admission, RpcError> {
         let admission = self.app.log.admission(self.session, self.key).await;
         admission.map(Admission).map_err(|error| failed(&error))
     }
 
-    pub fn event(&self, kind: EventType, payload: &Value) -> NewEvent {
+    pub(super) fn event(&self, kind: EventType, payload: &Value) -> NewEvent {
         NewEvent::new(EventId(coordinator::fresh_id()), self.key, kind, payload)
     }
 
-    pub async fn append(&self, events: Vec<NewEvent>, side: Side) -> Result<(), RpcError> {
+    pub(super) async fn append(&self, events: Vec<NewEvent>, side: Side) -> Result<(), RpcError> {
         let appended = self.app.log.append_free(self.session, self.key, events, side).await;
         appended.map(drop).map_err(|error| failed(&error))
     }
 
-    pub async fn record(&self) -> Result<Record, RpcError> {
+    pub(super) async fn record(&self) -> Result<Record, RpcError> {
         self.app.log.record(self.session, self.key).await.map_err(|error| failed(&error))
     }
 }
@@ -45,12 +45,12 @@ pub(super) struct Admission(log::Admission);
 
 impl Admission {
     /// `-32001` unless the caller is a registered driver.
-    pub fn driver(&self, method: Method) -> Result<(), RpcError> {
+    pub(super) fn driver(&self, method: Method) -> Result<(), RpcError> {
         if self.0.driver { Ok(()) } else { Err(RpcError::driver_not_registered(method)) }
     }
 
     /// `-32000` unless the session is open.
-    pub fn open(&self) -> Result<(), RpcError> {
+    pub(super) fn open(&self) -> Result<(), RpcError> {
         match self.0.state {
             log::State::Open => Ok(()),
             state => Err(RpcError::not_open(state.shown())),

@@ -43,7 +43,7 @@ pub(super) struct Follow {
 
 impl Follow {
     /// Writes the whole answer.
-    pub async fn run(mut self, target: Target) -> Result<(), Gone> {
+    pub(super) async fn run(mut self, target: Target) -> Result<(), Gone> {
         let (call, last, outcome) = match self.reach_end(target).await? {
             Ok(end) => end,
             Err(error) => return self.error(&error).await,

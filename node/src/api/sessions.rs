@@ -50,7 +50,7 @@ pub(super) async fn open(State(app): State<Arc<App>>, headers: HeaderMap, body: 
     let id = SessionId(coordinator::fresh_id());
     // A task: connections that were made belong to a session, also when the client does not wait for it.
     let created = app.tasks.spawn(create(Arc::clone(&app), id, client.key, profile, provider, open, declarations));
-    created.await.unwrap_or_else(|_| Err(Problem::internal("unexpected server error")))
+    created.await.unwrap_or_else(|_| Err(Problem::internal()))
 }
 
 async fn create(
@@ -63,7 +63,7 @@ async fn create(
     declarations: Declarations,
 ) -> Result<Response, Problem> {
     let mcp_tools = mcp_tools(&app, id, &profile).await;
-    let secret = session_key()?;
+    let secret = Kind::Session.generate()?;
     let made = app.log.create(NewSession {
         id,
         profile: profile.id,
@@ -98,20 +98,20 @@ pub(super) async fn join(
     let absent = |error| if matches!(error, Error::NotFound) { SessionId::absent() } else { error.into() };
     let row = app.log.row(id).await.map_err(absent)?;
     if row.state != log::State::Open {
-        return Err(already(row.state.shown()));
+        return Err(Problem::session_already(row.state.shown()));
     }
     let record = app.log.record(id, client.key).await.map_err(absent)?;
     if record.profile != client.profile {
-        return Err(Problem::profile_mismatch("the client key's profile is not the session's profile"));
+        return Err(Problem::profile_mismatch());
     }
     let profile = app.accounts().profile(record.profile).await;
     let (profile, provider) = usable(&app, client.key, record.profile, profile, &declared).await?;
     let declarations = declared.check(&profile.fields.allowed_tools)?;
-    let secret = session_key()?;
+    let secret = Kind::Session.generate()?;
     let event = fresh_event(client.key, EventType::SessionJoin, &introduction(&declared, &declarations));
     let side = Side::Join { declarations: declarations.store(), digest: digest(secret.expose_secret()).0 };
     app.log.append_free(id, client.key, vec![event], side).await.map_err(|error| match error {
-        Error::NotOpen(state) => already(state),
+        Error::NotOpen(state) => Problem::session_already(state),
         error => error.into(),
     })?;
     Ok(opened(id, &secret, &profile, &provider))
@@ -144,7 +144,7 @@ pub(super) async fn close(
 ) -> Result<Response, Problem> {
     let (id, key) = authenticated(&app, &headers, &id).await?;
     session::close::close(&app, id, key, "client_close").await.map_err(|error| match error {
-        Error::NotOpen(state) => already(state),
+        Error::NotOpen(state) => Problem::session_already(state),
         error => error.into(),
     })?;
     Ok(Json(json!({"session_id": id, "state": "closed"})).into_response())
@@ -155,17 +155,6 @@ pub(super) async fn authenticated(app: &App, headers: &HeaderMap, id: &str) -> R
     // What is no id is the id of no session, so no key is one of it: all zeros are never given out.
     let session = id.parse().unwrap_or(SessionId([0; 16]));
     Ok((session, app.auth.session(headers, session).await?))
-}
-
-fn already(state: &str) -> Problem {
-    Problem::session_closed(format!("session is already {state}"))
-}
-
-fn session_key() -> Result<SecretString, Problem> {
-    Kind::Session.generate().map_err(|error| {
-        tracing::error!(error = %error, "the operating system gives no random bytes");
-        Problem::internal("unexpected server error")
-    })
 }
 
 /// The profile and its primary provider. Where one is missing, that is recorded in a session of its own, for audit.
@@ -180,7 +169,7 @@ async fn usable(
         Ok(profile) => profile,
         Err(Error::NotFound) => {
             audit(app, key, id, declared, &json!({"reason": "profile_unavailable"})).await?;
-            return Err(Problem::profile_unavailable("the profile bound to this client key is no longer available"));
+            return Err(Problem::profile_of_key_deleted());
         }
         Err(error) => return Err(error.into()),
     };

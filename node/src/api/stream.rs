@@ -71,7 +71,7 @@ where
 
 impl Frames {
     /// Writes, waiting for the client to make room.
-    pub async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Gone> {
+    pub(super) async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Gone> {
         let key = self.key;
         let permit = tokio::select! {
             permit = self.sender.reserve() => permit.map_err(|_| Gone)?,
@@ -83,12 +83,12 @@ impl Frames {
     }
 
     /// Whether a frame can be written without waiting.
-    pub fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.sender.capacity() > 0
     }
 
     /// Waits until a frame can be written.
-    pub async fn room(&mut self) -> Result<(), Gone> {
+    pub(super) async fn room(&mut self) -> Result<(), Gone> {
         let key = self.key;
         tokio::select! {
             permit = self.sender.reserve() => permit.map(drop).map_err(|_| Gone),
@@ -98,14 +98,14 @@ impl Frames {
     }
 
     /// Writes the last frame, whether or not the client reads.
-    pub fn end(mut self, bytes: impl Into<Bytes>) {
+    pub(super) fn end(mut self, bytes: impl Into<Bytes>) {
         if let Some(permit) = self.last.take() {
             permit.send(bytes.into());
         }
     }
 
     /// Waits for something while the stream is silent; an empty line keeps it alive where the deployment wants that.
-    pub async fn idle<T>(&mut self, something: impl Future<Output = T>) -> Result<T, Gone> {
+    pub(super) async fn idle<T>(&mut self, something: impl Future<Output = T>) -> Result<T, Gone> {
         let mut something = pin!(something);
         let key = self.key;
         loop {

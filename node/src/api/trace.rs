@@ -3,7 +3,7 @@
 use axum::http::HeaderMap;
 
 /// The request's `traceparent`, if it is valid.
-pub fn parent(headers: &HeaderMap) -> Option<String> {
+pub(super) fn parent(headers: &HeaderMap) -> Option<String> {
     let text = headers.get("traceparent")?.to_str().ok()?;
     let mut parts = text.split('-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

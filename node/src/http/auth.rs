@@ -21,14 +21,9 @@ const REMEMBERED: usize = 10_000;
 /// How often a key's use is written.
 const USE_STEP: Duration = Duration::from_secs(60);
 
-/// The 401 of a request that shows no key at all.
-const MISSING: &str = "missing Authorization header: send Authorization: Bearer <key>";
-const NOT_A_CLIENT_KEY: &str = "invalid or revoked client key";
-const NOT_A_SESSION_KEY: &str = "invalid or revoked session key";
-
 /// Authentication on the client port. Clones share their memory.
 #[derive(Clone)]
-pub struct Auth {
+pub(crate) struct Auth {
     accounts: Accounts,
     memory: Arc<Mutex<Memory>>,
     used: Arc<Notify>,
@@ -97,7 +92,7 @@ impl Memory {
 
 impl Auth {
     /// Authentication against these accounts.
-    pub fn new(accounts: Accounts) -> Self {
+    pub(crate) fn new(accounts: Accounts) -> Self {
         Self { accounts, memory: Arc::default(), used: Arc::default() }
     }
 
@@ -105,41 +100,41 @@ impl Auth {
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.
-    pub async fn client(&self, headers: &HeaderMap) -> Result<Client, Problem> {
-        let token = bearer(headers).ok_or_else(|| Problem::unauthorized(MISSING))?;
+    pub(crate) async fn client(&self, headers: &HeaderMap) -> Result<Client, Problem> {
+        let token = bearer(headers).ok_or_else(|| Problem::missing_key("<key>"))?;
         if Kind::Client.matches(token)
             && let Some(Principal::Client(client)) = self.principal(Kind::Client, digest(token)).await?
         {
             return Ok(client);
         }
-        Err(Problem::unauthorized(NOT_A_CLIENT_KEY))
+        Err(Problem::invalid_client_key())
     }
 
     /// The client key behind the session key that a request shows, if it is for this session.
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.
-    pub async fn session(&self, headers: &HeaderMap, session: SessionId) -> Result<KeyId, Problem> {
+    pub(crate) async fn session(&self, headers: &HeaderMap, session: SessionId) -> Result<KeyId, Problem> {
         let client = self.any_session(headers).await?;
-        if client.session == session { Ok(client.key) } else { Err(Problem::unauthorized(NOT_A_SESSION_KEY)) }
+        if client.session == session { Ok(client.key) } else { Err(Problem::invalid_session_key()) }
     }
 
     /// The session key that a request shows, whatever session it is for: to refuse requests for malformed session ids alike.
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.
-    pub async fn any_session(&self, headers: &HeaderMap) -> Result<SessionClient, Problem> {
-        let token = bearer(headers).ok_or_else(|| Problem::unauthorized(MISSING))?;
+    pub(crate) async fn any_session(&self, headers: &HeaderMap) -> Result<SessionClient, Problem> {
+        let token = bearer(headers).ok_or_else(|| Problem::missing_key("<key>"))?;
         if Kind::Session.matches(token)
             && let Some(Principal::Session(client)) = self.principal(Kind::Session, digest(token)).await?
         {
             return Ok(client);
         }
-        Err(Problem::unauthorized(NOT_A_SESSION_KEY))
+        Err(Problem::invalid_session_key())
     }
 
     /// Drops all that is remembered of a client key. To be called right after the commit of its revocation.
-    pub fn forget(&self, key: KeyId) {
+    pub(crate) fn forget(&self, key: KeyId) {
         let mut memory = self.memory();
         memory.revocations += 1;
         memory.principals.retain(|_, (principal, _)| principal.key() != key);
@@ -147,7 +142,7 @@ impl Auth {
     }
 
     /// Writes when keys were used, each at most once a minute, until the stop; then once more.
-    pub async fn write_uses(&self, stop: CancellationToken) {
+    pub(crate) async fn write_uses(&self, stop: CancellationToken) {
         loop {
             let stopped = tokio::select! {
                 () = self.used.notified() => false,
@@ -208,7 +203,7 @@ impl Auth {
 }
 
 /// The token of `Authorization: Bearer <token>`; `bearer` is accepted too. None for an absent or empty one.
-pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let token = value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer "))?.trim();
     (!token.is_empty()).then_some(token)

@@ -11,15 +11,15 @@ use serde::de::DeserializeOwned;
 ///
 /// # Errors
 /// `payload_too_large`, or `bad_request` when the client stopped in the middle.
-pub async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
-    let too_large = || Problem::payload_too_large(format!("the body is over the limit of {limit} bytes"));
+pub(crate) async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
+    let too_large = || Problem::payload_too_large(limit);
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
     let mut parts = body.into_data_stream();
     let mut whole = BytesMut::new();
     while let Some(part) = parts.next().await {
-        let part = part.map_err(|_| Problem::bad_request("the body could not be read to its end"))?;
+        let part = part.map_err(|_| Problem::body_broke_off())?;
         if whole.len() + part.len() > limit {
             return Err(too_large());
         }
@@ -32,18 +32,18 @@ pub async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
 ///
 /// # Errors
 /// `bad_request`.
-pub fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+pub(crate) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let essence = |value: &str| value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let essence = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(essence).unwrap_or_default();
     let json = essence == "application/json" || essence.starts_with("application/") && essence.ends_with("+json");
-    if json { Ok(()) } else { Err(Problem::bad_request("Expected request with `Content-Type: application/json`")) }
+    if json { Ok(()) } else { Err(Problem::content_type_not_json()) }
 }
 
 /// Reads a JSON body.
 ///
 /// # Errors
 /// `bad_request` with a text that tells malformed JSON from a malformed field; `payload_too_large`.
-pub async fn json<T: DeserializeOwned>(headers: &HeaderMap, body: Body, limit: usize) -> Result<T, Problem> {
+pub(crate) async fn json<T: DeserializeOwned>(headers: &HeaderMap, body: Body, limit: usize) -> Result<T, Problem> {
     require_json(headers)?;
     parse(&read(body, limit).await?)
 }
@@ -52,18 +52,16 @@ pub async fn json<T: DeserializeOwned>(headers: &HeaderMap, body: Body, limit: u
 ///
 /// # Errors
 /// `bad_request`.
-pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     use serde_json::error::Category;
     // serde would read an array as the fields of a struct in their order.
     let array = body.trim_ascii_start().starts_with(b"[");
     if array && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
-        return Err(Problem::bad_request("invalid request body: invalid type: sequence, expected an object"));
+        return Err(Problem::invalid_body("invalid type: sequence, expected an object"));
     }
     serde_json::from_slice(body).map_err(|error| match error.classify() {
-        Category::Data => Problem::bad_request(format!("invalid request body: {error}")),
-        Category::Syntax | Category::Eof | Category::Io => {
-            Problem::bad_request(format!("Failed to parse the request body as JSON: {error}"))
-        }
+        Category::Data => Problem::invalid_body(error),
+        Category::Syntax | Category::Eof | Category::Io => Problem::malformed_json(error),
     })
 }
 

@@ -9,13 +9,13 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 /// Items of a page when the request does not say.
-pub const DEFAULT_LIMIT: u32 = 50;
+pub(crate) const DEFAULT_LIMIT: u32 = 50;
 /// Items of a page at most.
-pub const MAX_LIMIT: u32 = 200;
+pub(crate) const MAX_LIMIT: u32 = 200;
 
 /// Which page of a list a request asks for. `C` is what the cursor of this list holds: the last item before the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page<C> {
+pub(crate) struct Page<C> {
     /// The list's beginning if absent.
     pub cursor: Option<C>,
     /// Within 1 and [`MAX_LIMIT`].
@@ -27,7 +27,7 @@ impl<C: FromStr> Page<C> {
     ///
     /// # Errors
     /// `bad_request` for a query, a cursor or a limit that does not parse.
-    pub fn of(uri: &Uri) -> Result<Self, Problem> {
+    pub(crate) fn of(uri: &Uri) -> Result<Self, Problem> {
         Self::of_pairs(&pairs(uri)?)
     }
 
@@ -35,7 +35,7 @@ impl<C: FromStr> Page<C> {
     ///
     /// # Errors
     /// `bad_request` for a cursor or a limit that does not parse.
-    pub fn of_pairs(pairs: &[(String, String)]) -> Result<Self, Problem> {
+    pub(crate) fn of_pairs(pairs: &[(String, String)]) -> Result<Self, Problem> {
         let mut page = Page { cursor: None, limit: DEFAULT_LIMIT };
         for (name, value) in pairs {
             match name.as_str() {
@@ -43,8 +43,8 @@ impl<C: FromStr> Page<C> {
                 // As the client API's own example writes the first page.
                 "cursor" if value.is_empty() => page.cursor = None,
                 "cursor" => {
-                    let bad =
-                        |_| Problem::bad_request("invalid cursor: pass the next_cursor of the page before, as it is");
+                    let rule = "pass the next_cursor of the page before, as it is";
+                    let bad = |_| Problem::invalid_query_value("cursor", rule);
                     page.cursor = Some(value.parse().map_err(bad)?);
                 }
                 _ => {}
@@ -66,10 +66,10 @@ impl<S: Sync, C: FromStr> FromRequestParts<S> for Page<C> {
 ///
 /// # Errors
 /// `bad_request` when it is not a query.
-pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
+pub(crate) fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
     match Query::<Vec<(String, String)>>::try_from_uri(uri) {
         Ok(Query(pairs)) => Ok(pairs),
-        Err(_) => Err(Problem::bad_request("invalid query")),
+        Err(_) => Err(Problem::invalid_query()),
     }
 }
 
@@ -78,21 +78,21 @@ fn limit(text: &str) -> Result<u32, Problem> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let number = if digits { text.parse().unwrap_or(MAX_LIMIT) } else { 0 };
     if number == 0 {
-        return Err(Problem::bad_request("invalid limit: must be a whole number from 1 to 200"));
+        return Err(Problem::invalid_query_value("limit", "must be a whole number from 1 to 200"));
     }
     Ok(number.min(MAX_LIMIT))
 }
 
 /// A page as it is answered.
 #[derive(Debug, Serialize)]
-pub struct Items<T> {
+pub(crate) struct Items<T> {
     items: Vec<T>,
     next_cursor: Option<String>,
 }
 
 impl<T> Items<T> {
     /// The answer; `next` is the cursor of the next page, if there is one.
-    pub fn new(items: Vec<T>, next: Option<impl Display>) -> Self {
+    pub(crate) fn new(items: Vec<T>, next: Option<impl Display>) -> Self {
         Self { items, next_cursor: next.map(|cursor| cursor.to_string()) }
     }
 }

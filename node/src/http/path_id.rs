@@ -8,29 +8,29 @@ use std::str::FromStr;
 
 /// The id in a path with one parameter.
 #[derive(Debug, Clone, Copy)]
-pub struct Id<T>(pub T);
+pub(crate) struct Id<T>(pub T);
 
 /// What an id is of, for the text of a 404.
-pub trait Named: FromStr {
-    /// `session does not exist`
-    const ABSENT: &'static str;
+pub(crate) trait Named: FromStr {
+    /// The kind of thing, like `session`.
+    const KIND: &'static str;
 
     /// The 404.
     fn absent() -> Problem {
-        Problem::not_found(Self::ABSENT)
+        Problem::does_not_exist(Self::KIND)
     }
 }
 
 impl Named for SessionId {
-    const ABSENT: &'static str = "session does not exist";
+    const KIND: &'static str = "session";
 }
 
 impl Named for ProfileId {
-    const ABSENT: &'static str = "profile does not exist";
+    const KIND: &'static str = "profile";
 }
 
 impl Named for KeyId {
-    const ABSENT: &'static str = "key does not exist";
+    const KIND: &'static str = "key";
 }
 
 impl<S: Send + Sync, T: Named> FromRequestParts<S> for Id<T> {
