@@ -15,7 +15,7 @@ pub use principals::{Client, SessionClient};
 pub use profiles::{Profile, ProfileFields};
 pub use sessions::{ListedSession, State, UnknownState};
 
-use crate::sql::Connection;
+use crate::db::sql::Connection;
 use crate::{Db, Error};
 use futures_util::future::BoxFuture;
 use std::fmt;

@@ -1,13 +1,19 @@
 //! The cluster as one session sees it: who serves it, who waits, who is told. One interface over two backends, in one process
 //! or through Redis; neither decides what is true, the database does.
 
+mod local;
+mod queue;
+pub mod redis;
+mod session_table;
+
+pub use local::Local;
+pub use queue::{Call, Claim, Gate, Rejected};
+
 use crate::Error;
-use crate::local::Local;
-use crate::queue::{Call, Claim, Gate, Rejected};
-use crate::redis::Redis;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
+use redis::Redis;
 use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;

@@ -1,10 +1,21 @@
 //! The database, whichever it is: reads, and writes that no client can interrupt.
 
+mod exclusive_lock;
+mod failure;
+mod pool;
+mod postgres;
+pub(crate) mod sql;
+mod sqlite;
+
+pub(crate) use failure::of_write;
+pub(crate) use pool::{Pool, limited};
+pub(crate) use postgres::Postgres;
+pub use postgres::PostgresSettings;
+
 use crate::Error;
-use crate::postgres::{Postgres, PostgresSettings};
-use crate::sql::{Connection, PgOn, Query, Sql, SqliteOn};
-use crate::sqlite::Sqlite;
 use futures_util::future::BoxFuture;
+use sql::{Connection, PgOn, Query, Sql, SqliteOn};
+use sqlite::Sqlite;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +24,7 @@ use std::sync::Arc;
 pub struct Db(Engine);
 
 #[derive(Clone)]
-pub(crate) enum Engine {
+enum Engine {
     Sqlite(Sqlite),
     Postgres(Arc<Postgres>),
 }
@@ -55,13 +66,12 @@ impl Db {
         }
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.0
-    }
-
-    /// Whether a statement has to bound its own answer.
-    pub(crate) fn is_postgres(&self) -> bool {
-        matches!(self.0, Engine::Postgres(_))
+    /// The Postgres database, if this is one.
+    pub(crate) fn postgres(&self) -> Option<&Arc<Postgres>> {
+        match &self.0 {
+            Engine::Sqlite(_) => None,
+            Engine::Postgres(postgres) => Some(postgres),
+        }
     }
 
     /// A statement that only reads.

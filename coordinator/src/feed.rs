@@ -5,8 +5,8 @@
 //! holds nothing up.
 
 use crate::Error;
+use crate::cluster::redis::Committed;
 use crate::log::{Log, Row, State};
-use crate::redis::Committed;
 use bytes::Bytes;
 use engine::event::{Event, Payload};
 use engine::ids::SessionId;
@@ -145,7 +145,7 @@ pub struct Feed {
 pub struct Feeds {
     live: Mutex<HashMap<SessionId, Weak<Feed>>>,
     /// Other nodes, which watch sessions too.
-    others: OnceLock<crate::redis::Weak>,
+    others: OnceLock<crate::cluster::redis::Weak>,
 }
 
 /// Poisoning means that a panic left a cache half-updated; the database fills whatever it lost.
@@ -173,7 +173,7 @@ impl Feeds {
     }
 
     /// Tells other nodes from now on, too.
-    pub(crate) fn tell_others(&self, others: crate::redis::Weak) {
+    pub(crate) fn tell_others(&self, others: crate::cluster::redis::Weak) {
         let _ = self.others.set(others);
     }
 
@@ -186,7 +186,7 @@ impl Feeds {
     /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
     pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool, outcome: Option<Outcome>) {
         self.publish_here(session, events, 0, events.last().map_or(0, |event| event.number), ended);
-        if let Some(others) = self.others.get().and_then(crate::redis::Weak::upgrade) {
+        if let Some(others) = self.others.get().and_then(crate::cluster::redis::Weak::upgrade) {
             others.publish(Committed::new(session, events, ended, outcome));
         }
     }
@@ -257,7 +257,7 @@ impl Reader {
     pub async fn open(log: &Log, session: SessionId) -> Result<(Reader, Row), Error> {
         let feed = log.feeds().watch(session);
         let head = feed.head.subscribe();
-        if let Some(others) = log.feeds().others.get().and_then(crate::redis::Weak::upgrade) {
+        if let Some(others) = log.feeds().others.get().and_then(crate::cluster::redis::Weak::upgrade) {
             others.watch(session).await;
         }
         let row = log.row(session).await?;

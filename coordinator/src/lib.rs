@@ -6,20 +6,12 @@
 pub mod accounts;
 pub mod cluster;
 mod db;
-mod desk;
 mod error;
 pub mod feed;
-pub mod local;
 pub mod log;
-mod postgres;
-pub mod queue;
-pub mod redis;
-mod sql;
-mod sqlite;
 
-pub use db::Db;
+pub use db::{Db, PostgresSettings};
 pub use error::Error;
-pub use postgres::PostgresSettings;
 
 /// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (companion 1.1).
 pub fn fresh_id() -> [u8; 16] {

@@ -6,14 +6,13 @@
 //! - Events are published by the write itself, after its commit, so what anybody has seen is on disk (I3).
 
 mod append;
-mod beat;
 mod calls;
+mod heartbeat;
 mod lifecycle;
 mod read;
 mod requests;
 mod sessions;
 
-pub(crate) use append::refusal;
 pub use append::{Append, CallRow, Next, Side};
 pub use calls::CallRecord;
 pub use lifecycle::NewSession;
@@ -31,12 +30,15 @@ pub struct Log {
     db: Db,
     feeds: Arc<Feeds>,
     requests: Arc<requests::Requests>,
+    /// Given where the database is Postgres.
+    group_commit: Option<Arc<append::GroupCommit>>,
 }
 
 impl Log {
     /// The log in this database, telling these feeds what is committed.
     pub fn new(db: Db, feeds: Arc<Feeds>) -> Self {
-        Self { db, feeds, requests: Arc::default() }
+        let group_commit = append::GroupCommit::new(&db);
+        Self { db, feeds, requests: Arc::default(), group_commit }
     }
 
     /// The live feeds of the sessions that somebody watches here.
@@ -52,12 +54,12 @@ trait Id: Sized {
     fn bytes(&self) -> &[u8; 16];
 
     /// The column, which must hold 16 bytes.
-    fn read(row: &crate::sql::Row, column: &str) -> Result<Self, Error> {
+    fn read(row: &crate::db::sql::Row, column: &str) -> Result<Self, Error> {
         Self::maybe(row, column)?.ok_or_else(|| Error::Unreadable(format!("{column} is null")))
     }
 
     /// The column, or none where it is null.
-    fn maybe(row: &crate::sql::Row, column: &str) -> Result<Option<Self>, Error> {
+    fn maybe(row: &crate::db::sql::Row, column: &str) -> Result<Option<Self>, Error> {
         let bytes: Option<&[u8]> = row.get(column)?;
         let Some(bytes) = bytes else { return Ok(None) };
         let bytes = bytes.try_into().map_err(|_| Error::Unreadable(format!("{column} is not 16 bytes")))?;

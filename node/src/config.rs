@@ -109,7 +109,7 @@ pub struct Config {
     /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
     /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key there,
     /// default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its sessions, default 10.
-    pub redis: Option<coordinator::redis::Settings>,
+    pub redis: Option<coordinator::cluster::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
     pub log: String,
     /// `BAE_LOG_FORMAT`, `--log-format`: `text` or `json`. Default `text`.
@@ -327,7 +327,7 @@ fn database(settings: &Settings<'_>) -> Result<Database, Usage> {
     }
 }
 
-fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordinator::redis::Settings>, Usage> {
+fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordinator::cluster::redis::Settings>, Usage> {
     // `dev` of one node says so with an empty one, whatever the environment names.
     let Some(given) = settings.given("redis_url").filter(|given| !given.text.trim().is_empty()) else {
         return Ok(None);
@@ -341,7 +341,7 @@ fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordina
             given.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres")
         );
     }
-    Ok(Some(coordinator::redis::Settings {
+    Ok(Some(coordinator::cluster::redis::Settings {
         url: given.text.trim().into(),
         ca: settings.text("redis_ca").map(PathBuf::from),
         prefix: settings.text("redis_prefix").unwrap_or_else(|| "bae:".to_owned()),

@@ -2,7 +2,7 @@
 
 use super::{Accounts, Digest};
 use crate::Error;
-use crate::sql::{Sql, sql};
+use crate::db::sql::{Sql, sql};
 
 const GET: Sql = sql!("SELECT digest FROM admin_key WHERE one = 1");
 const SET_IF_ABSENT: Sql =

@@ -1,7 +1,7 @@
 //! Client keys: made for a profile, listed, revoked.
 
 use super::{Accounts, Digest, Page, id_bytes, page};
-use crate::sql::{Sql, sql};
+use crate::db::sql::{Sql, sql};
 use crate::{Error, fresh_id};
 use engine::ids::{KeyId, ProfileId};
 use sqlx::FromRow;

@@ -2,7 +2,7 @@
 
 use super::{Accounts, Digest, id_bytes};
 use crate::Error;
-use crate::sql::{Sql, sql};
+use crate::db::sql::{Sql, sql};
 use engine::ids::{KeyId, ProfileId, SessionId};
 
 /// Who presents a client key.

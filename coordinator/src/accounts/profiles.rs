@@ -1,7 +1,7 @@
 //! Profiles: which providers, tools, MCP servers and images the keys of a profile may use. Names of those are not resolved here.
 
 use super::{Accounts, Page, id_bytes, page};
-use crate::sql::{Sql, sql};
+use crate::db::sql::{Sql, sql};
 use crate::{Error, fresh_id};
 use engine::ids::ProfileId;
 use serde::{Deserialize, Serialize};

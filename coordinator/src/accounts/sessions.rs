@@ -2,7 +2,7 @@
 
 use super::{Accounts, Page, id_bytes, page};
 use crate::Error;
-use crate::sql::{Sql, sql};
+use crate::db::sql::{Sql, sql};
 use engine::ids::{ProfileId, SessionId};
 use sqlx::FromRow;
 

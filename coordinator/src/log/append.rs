@@ -1,15 +1,17 @@
 //! Appending: one write that moves the session's head under its conditions and inserts the events behind it.
 //!
-//! Inside a write transaction that is a statement for each row ([`stepwise`]); on Postgres one statement for all of it
-//! ([`whole`]), except for the rare appends that change a client's row as well.
+//! Inside a write transaction that is a statement for each row ([`sqlite`]); on Postgres one statement for all of it
+//! ([`postgres`]), except for the rare appends that change a client's row as well.
 
-pub(super) mod stepwise;
-mod whole;
+mod group_commit;
+mod postgres;
+pub(super) mod sqlite;
+
+pub(super) use group_commit::GroupCommit;
 
 use super::{Log, State};
 use crate::Error;
-use crate::db::Engine;
-use crate::sql::Row;
+use crate::db::sql::Row;
 use engine::event::{Event, NewEvent};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
@@ -102,11 +104,9 @@ impl Log {
         let (session, ended) = (append.session, matches!(append.next, Next::Error(_)));
         let outcome = append.next.columns().2.cloned();
         let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended, outcome);
-        match self.db.engine() {
-            Engine::Sqlite(sqlite) => {
-                sqlite.write(move |c| Box::pin(async move { stepwise::turn(c, &append).await }), publish).await
-            }
-            Engine::Postgres(postgres) => whole::append(postgres, whole::turn(append), publish).await,
+        match &self.group_commit {
+            None => self.db.write(move |c| Box::pin(async move { sqlite::turn(c, &append).await }), publish).await,
+            Some(group_commit) => postgres::submit(group_commit, postgres::turn(append), publish).await,
         }
     }
 
@@ -123,13 +123,13 @@ impl Log {
     ) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
         let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, false, None);
-        match (self.db.engine(), side) {
-            (Engine::Postgres(postgres), Side::Nothing) => {
-                whole::append(postgres, whole::free(session, events), publish).await
+        match (&self.group_commit, side) {
+            (Some(group_commit), Side::Nothing) => {
+                postgres::submit(group_commit, postgres::free(session, events), publish).await
             }
             (_, side) => {
                 let write = self.db.write(
-                    move |c| Box::pin(async move { stepwise::free(c, session, key, &events, &side).await }),
+                    move |c| Box::pin(async move { sqlite::free(c, session, key, &events, &side).await }),
                     publish,
                 );
                 write.await
@@ -139,7 +139,7 @@ impl Log {
 }
 
 /// Why a conditional update found no row; `row` is the session's state and epoch.
-pub(crate) fn refusal(row: Option<Row>, epoch: Option<i64>) -> Result<Error, Error> {
+fn refusal(row: Option<Row>, epoch: Option<i64>) -> Result<Error, Error> {
     let Some(row) = row else { return Ok(Error::NotFound) };
     let now: i64 = row.get("epoch")?;
     Ok(match State::parse(row.get("state")?)? {

@@ -1,9 +1,9 @@
 //! Calls that have started: what a retry with an idempotency key finds, and how each ended.
 
-use super::beat::BATCH;
+use super::heartbeat::BATCH;
 use super::{Id, Log, read_json};
 use crate::Error;
-use crate::sql::{Row, Sql, sql};
+use crate::db::sql::{Row, Sql, sql};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
 use std::collections::HashSet;

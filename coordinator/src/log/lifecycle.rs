@@ -1,10 +1,10 @@
 //! Sessions' rows, written: made, joined, owned, closed.
 
-use super::append::stepwise::{Inserted, insert};
+use super::append::sqlite::{Inserted, insert};
 use super::sessions::VERSION;
 use super::{Id, Log, Row, State};
 use crate::Error;
-use crate::sql::{Connection, Sql, sql};
+use crate::db::sql::{Connection, Sql, sql};
 use engine::event::{Event, EventType, NewEvent};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::Compaction;

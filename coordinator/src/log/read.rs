@@ -2,7 +2,7 @@
 
 use super::{Id, Log, requests};
 use crate::Error;
-use crate::sql::{Row, Sql, sql};
+use crate::db::sql::{Row, Sql, sql};
 use engine::event::{Event, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
@@ -86,7 +86,7 @@ impl Log {
         let (mut bytes, mut cut) = (0, false);
         {
             let page = self.db.read(&PAGE).bind(session.0.as_slice()).bind(after as i64).bind(i64::from(limit));
-            let page = if self.db.is_postgres() { page.bind(PAGE_BYTES as i64) } else { page };
+            let page = if self.db.postgres().is_some() { page.bind(PAGE_BYTES as i64) } else { page };
             let mut rows = page.rows().await?;
             while let Some(row) = rows.next().await? {
                 let text: &str = row.get("payload")?;

@@ -2,7 +2,7 @@
 
 use super::{Id, Log, read_json};
 use crate::Error;
-use crate::sql::{self, Sql, sql};
+use crate::db::sql::{self, Sql, sql};
 use engine::ids::{CallId, KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
 use engine::toolbox::McpTool;

@@ -3,9 +3,9 @@
 use super::NO_SANDBOX_DRIVER;
 use super::owner::{Owner, Pause, context, until};
 use coordinator::Error;
+use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
 use coordinator::log::{Append, CallRow, Next};
-use coordinator::queue::Call;
 use engine::event::Event;
 use engine::ids::CallId;
 use engine::round::Use;

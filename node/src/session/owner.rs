@@ -3,9 +3,9 @@
 use super::drive::{Ended, Open};
 use crate::app::App;
 use coordinator::Error;
+use coordinator::cluster::{Call, Claim, Gate};
 use coordinator::cluster::{Lease, Progress};
 use coordinator::log::{Phase, Record, State};
-use coordinator::queue::{Call, Claim, Gate};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use engine::toolbox::Toolbox;

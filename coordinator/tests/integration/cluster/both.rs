@@ -3,7 +3,7 @@
 use crate::cluster::cast::{Cast, LIMIT, idle, message, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
-use coordinator::queue::{Call, Claim, Gate, Rejected};
+use coordinator::cluster::{Call, Claim, Gate, Rejected};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use engine::turn::Opening;

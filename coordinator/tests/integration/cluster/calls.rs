@@ -3,7 +3,7 @@
 use crate::cluster::cast::{Cast, LEASE, LIMIT, idle, over, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
-use coordinator::queue::{Claim, Gate, Rejected};
+use coordinator::cluster::{Claim, Gate, Rejected};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use redis::AsyncCommands;
@@ -13,7 +13,7 @@ async fn waits(cast: &Cast) -> u64 {
 }
 
 /// A call's own append has been committed by its owner, on that node.
-async fn started(cast: &Cast, node: usize, call: &coordinator::queue::Call) -> coordinator::log::Append {
+async fn started(cast: &Cast, node: usize, call: &coordinator::cluster::Call) -> coordinator::log::Append {
     let log = &cast.nodes[node].log;
     let row = log.row(cast.session).await.expect("a row");
     let row = log.take(cast.session, row.epoch).await.expect("taken");

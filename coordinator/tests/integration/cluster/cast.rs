@@ -1,13 +1,13 @@
 //! Nodes of one cluster in one process: one database, one Redis, and the words the cases are written in.
 
 use crate::world::{DEADLINE, World, until, within};
+use coordinator::cluster::Local;
+use coordinator::cluster::redis::{Redis, Settings};
+use coordinator::cluster::{Call, Claim, Gate, Rejected};
 use coordinator::cluster::{Cluster, Lease, Progress, Signal, Waiter};
 use coordinator::feed::Feeds;
 use coordinator::fresh_id;
-use coordinator::local::Local;
 use coordinator::log::Log;
-use coordinator::queue::{Call, Claim, Gate, Rejected};
-use coordinator::redis::{Redis, Settings};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;

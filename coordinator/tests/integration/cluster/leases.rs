@@ -2,8 +2,8 @@
 
 use crate::cluster::cast::{Cast, LEASE, over, run};
 use crate::world::{ended, going_on, opening, until, within};
+use coordinator::cluster::Gate;
 use coordinator::cluster::Lease;
-use coordinator::queue::Gate;
 use std::time::Duration;
 use tokio::time::Instant;
 

@@ -3,7 +3,7 @@
 use crate::cluster::cast::{Cast, LEASE, LIMIT, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Progress;
-use coordinator::queue::{Claim, Gate, Rejected};
+use coordinator::cluster::{Claim, Gate, Rejected};
 use sqlx::{Connection, Executor};
 use std::time::Duration;
 use tokio::time::Instant;

@@ -4,9 +4,9 @@
 use crate::cluster::cast::{Cast, LEASE, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Lease;
+use coordinator::cluster::redis::{Redis, Settings};
+use coordinator::cluster::{Claim, Gate};
 use coordinator::log::Log;
-use coordinator::queue::{Claim, Gate};
-use coordinator::redis::{Redis, Settings};
 use engine::rpc::RpcError;
 use std::path::{Path, PathBuf};
 use std::process::Command;

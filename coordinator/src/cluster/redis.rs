@@ -5,15 +5,15 @@
 //! every two seconds whether Redis still knows them. Standalone and Sentinel; not Redis Cluster.
 
 mod claims;
-mod errands;
+mod connection;
+mod endpoint;
 mod frame;
 mod leases;
-mod link;
 mod nodes;
+mod outbox;
 mod queue;
 mod scripts;
 mod stop;
-mod target;
 mod tasks;
 
 pub use tasks::Tasks;
@@ -21,13 +21,13 @@ pub use tasks::Tasks;
 pub(crate) use frame::{Committed, Frame};
 
 use crate::Error;
+use crate::cluster::session_table::Desk;
 use crate::cluster::{Lease, Signal};
-use crate::desk::Desk;
 use crate::log::Log;
+use connection::Link;
 use engine::ids::{CallId, SessionId};
-use errands::{CHORES, Chore, NEWS, News};
 use leases::Held;
-use link::Link;
+use outbox::{CHORES, Chore, NEWS, News};
 use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use scripts::Scripts;
 use std::collections::HashMap;

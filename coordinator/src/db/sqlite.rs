@@ -4,8 +4,8 @@
 //! sync to the disk; a write alone pays nothing for it. What a write does after its commit (publish, answer) runs in that
 //! task, so no client that leaves can come between. `synchronous=FULL`: committed means on disk.
 
+use super::sql::Connection;
 use crate::Error;
-use crate::sql::Connection;
 use futures_util::future::BoxFuture;
 use sqlx::Connection as _;
 use sqlx::sqlite::{

@@ -4,10 +4,10 @@
 //! again only after the database has shown that nobody owned the session meanwhile. And the release of a lease never ends
 //! the next one: while it is on its way the session is not taken again, only noted as wanted.
 
-use super::errands::Chore;
+use super::outbox::Chore;
 use super::{Redis, locked};
+use crate::cluster::session_table::Slot;
 use crate::cluster::{Cluster, Lease, Successor};
-use crate::desk::Slot;
 use engine::ids::SessionId;
 use redis::RedisResult;
 use std::sync::Arc;

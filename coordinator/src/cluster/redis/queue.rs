@@ -3,11 +3,11 @@
 //! The desk knows a call from its acceptance on; its place is known once the cluster has it. A call that was left while it was
 //! on its way is taken back.
 
-use super::errands::Chore;
+use super::outbox::Chore;
 use super::{Frame, RETRY, Redis, locked};
 use crate::cluster::Progress;
-use crate::desk::Slot;
-use crate::queue::{Call, Rejected};
+use crate::cluster::queue::{Call, Rejected};
+use crate::cluster::session_table::Slot;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use engine::turn::Opening;

@@ -1,8 +1,8 @@
 //! The cluster of one process: its queues are the queues, and whoever asks first serves.
 
+use crate::cluster::queue::{Call, Claim, Gate, Rejected};
+use crate::cluster::session_table::{Desk, Slot};
 use crate::cluster::{Cluster, Lease, Member, Progress};
-use crate::desk::{Desk, Slot};
-use crate::queue::{Call, Claim, Gate, Rejected};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! knows which calls started and which pauses wait. In a cluster of one the queue here is the queue; with Redis it holds the
 //! calls that this node has accepted.
 
+use crate::cluster::queue::{Call, Queue, Rejected};
 use crate::cluster::{Lease, Progress};
-use crate::queue::{Call, Queue, Rejected};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! Who is in the cluster: the heartbeat, the living nodes, the drain.
 
-use super::errands::News;
+use super::outbox::News;
 use super::tasks::{BEAT, LOOKS_PER_LEASE, ticks};
 use super::{Redis, away};
 use crate::Error;

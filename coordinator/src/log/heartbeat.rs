@@ -2,7 +2,7 @@
 
 use super::{Id, Log, State};
 use crate::Error;
-use crate::sql::{Sql, sql};
+use crate::db::sql::{Sql, sql};
 use engine::ids::SessionId;
 use std::time::Duration;
 

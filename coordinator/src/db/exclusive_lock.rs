@@ -14,14 +14,14 @@ const LOCK: i64 = 0x6261_6573_7276;
 /// How often the connection that holds it is looked after.
 const LOOK: Duration = Duration::from_secs(5);
 
-pub(super) struct Claim {
+pub(super) struct ExclusiveLock {
     options: PgConnectOptions,
     limit: Duration,
     stop: CancellationToken,
     keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Claim {
+impl ExclusiveLock {
     pub fn new(options: PgConnectOptions, limit: Duration) -> Self {
         Self { options, limit, stop: CancellationToken::new(), keeper: Mutex::default() }
     }

@@ -2,7 +2,7 @@
 
 use super::{Append, Side, refusal};
 use crate::Error;
-use crate::sql::{Connection, Sql, sql};
+use crate::db::sql::{Connection, Sql, sql};
 use engine::event::{Event, NewEvent, Payload};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::Chain;

@@ -3,21 +3,12 @@
 //! Whatever a client does, a write that was begun runs to its end here, its answer is awaited, and what follows its commit
 //! runs. A connection goes back to the pool only after its answer came whole, so nobody borrows another's transaction.
 
-mod append;
-pub(crate) mod failure;
-mod flush;
-mod pool;
-mod single;
-
-pub(crate) use append::{Entry, Turn, Written};
-pub(crate) use pool::{Pool, limited};
-
+use super::exclusive_lock::ExclusiveLock;
+use super::failure;
+use super::pool::{Lent, Pool, limited};
+use super::sql::Connection;
 use crate::Error;
-use crate::sql::Connection;
-use flush::Flush;
 use futures_util::future::BoxFuture;
-use pool::Lent;
-use single::Claim;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 use std::fmt;
@@ -90,10 +81,11 @@ impl fmt::Debug for PostgresSettings {
 /// The database, connected.
 pub(crate) struct Postgres {
     pool: Arc<Pool>,
-    flush: Arc<Flush>,
+    max_connections: u32,
+    statement_timeout: Duration,
     /// Writes that run, which closing waits for.
     tasks: TaskTracker,
-    claim: Claim,
+    exclusive_lock: ExclusiveLock,
 }
 
 impl Postgres {
@@ -123,12 +115,12 @@ impl Postgres {
             settings.acquire_timeout,
             settings.statement_timeout + GRACE,
         );
-        let flush = Flush::new(Arc::clone(&pool), settings.max_connections as usize / 2, settings.statement_timeout);
         Ok(Arc::new(Self {
             pool,
-            flush,
+            max_connections: settings.max_connections,
+            statement_timeout: settings.statement_timeout,
             tasks: TaskTracker::new(),
-            claim: Claim::new(options, settings.acquire_timeout),
+            exclusive_lock: ExclusiveLock::new(options, settings.acquire_timeout),
         }))
     }
 
@@ -137,7 +129,7 @@ impl Postgres {
     }
 
     pub async fn lock_single_node(&self) -> Result<(), Error> {
-        self.claim.take().await
+        self.exclusive_lock.take().await
     }
 
     /// Runs a write in a task of its own; `alone`: without a transaction around it.
@@ -153,21 +145,21 @@ impl Postgres {
             then(&value);
             Ok(value)
         };
-        self.spawn(run).await
+        self.run(run).await
     }
 
-    /// Runs an append to its end, whatever that takes, and then `then`.
-    pub async fn append<T, A>(&self, entry: Entry, then: A) -> Result<T, Error>
-    where
-        T: Send + 'static,
-        A: FnOnce(Written) -> T + Send + 'static,
-    {
-        let flush = Arc::clone(&self.flush);
-        let run = async move { flush.append(Arc::new(entry)).await.map(then) };
-        self.spawn(run).await
+    /// Connections of this process at most.
+    pub fn max_connections(&self) -> u32 {
+        self.max_connections
     }
 
-    async fn spawn<T: Send + 'static>(
+    /// The longest statement.
+    pub fn statement_timeout(&self) -> Duration {
+        self.statement_timeout
+    }
+
+    /// Runs a write to its end in a task of its own, which [`Postgres::close`] waits for, whether or not the caller still does.
+    pub async fn run<T: Send + 'static>(
         &self,
         run: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
@@ -182,7 +174,7 @@ impl Postgres {
         if tokio::time::timeout(CLOSE, self.tasks.wait()).await.is_err() {
             tracing::warn!(running = self.tasks.len(), "writes still run at the end; their outcome is unknown");
         }
-        self.claim.release().await;
+        self.exclusive_lock.release().await;
         self.pool.close().await;
     }
 }

@@ -3,13 +3,18 @@
 //! It moves each session's head under the conditions of its append and inserts call and events behind it, so it is applied
 //! as a whole or not at all, and a statement that comes late, or twice, meets conditions or unique ids that refuse it.
 
-use crate::log::CallRow;
-use crate::sql::word;
-use engine::event::{NewEvent, Payload};
+use super::group_commit::GroupCommit;
+use super::sqlite::Inserted;
+use super::{Append, CallRow};
+use crate::Error;
+use crate::db::sql::word;
+use engine::event::{Event, NewEvent, Payload};
 use engine::ids::{CallId, KeyId, SessionId};
+use engine::request::Chain;
 use engine::turn::Gate;
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
+use std::sync::Arc;
 
 /// What is appended to one session.
 pub(crate) struct Entry {
@@ -188,4 +193,54 @@ pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<V
         *place = Some(Written { first: base + 1, now: row.try_get("now")? });
     }
     Ok(written)
+}
+
+/// A turn's append.
+pub(super) fn turn(append: Append) -> Entry {
+    let (phase, state, outcome, pause) = append.next.columns();
+    let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
+    let turn = Turn {
+        epoch: append.epoch,
+        call: append.call,
+        open: append.open,
+        phase,
+        state,
+        pause: pause.map(|time| (key, time)),
+        outcome: outcome.map(|outcome| engine::json::encode(outcome).get().to_owned()),
+    };
+    let requests = requests(&append.events, append.chain.as_ref());
+    Entry { session: append.session, turn: Some(turn), events: append.events, requests }
+}
+
+/// An append that is no part of a turn.
+pub(super) fn free(session: SessionId, events: Vec<NewEvent>) -> Entry {
+    let requests = requests(&events, None);
+    Entry { session, turn: None, events, requests }
+}
+
+fn requests(events: &[NewEvent], chain: Option<&Chain>) -> Vec<Option<String>> {
+    let stored = |event: &NewEvent| match &event.payload {
+        Payload::Json(_) => None,
+        Payload::Request(request) => Some(request.store(chain)),
+    };
+    events.iter().map(stored).collect()
+}
+
+/// Appends; `then` gets the committed events, whether or not the caller still waits.
+pub(super) async fn submit(
+    group_commit: &Arc<GroupCommit>,
+    entry: Entry,
+    then: impl FnOnce(&Vec<Arc<Event>>) + Send + 'static,
+) -> Result<Vec<Arc<Event>>, Error> {
+    let (session, turn) = (entry.session, entry.turn.as_ref().map(|turn| (turn.epoch, turn.call)));
+    let (epoch, call) = turn.unzip();
+    let events = entry.events.clone();
+    group_commit
+        .append(entry, move |written| {
+            let to = Inserted { session, epoch, call, first: written.first, now: written.now };
+            let committed = (to.first..).zip(events).map(|(number, event)| to.committed(number, event)).collect();
+            then(&committed);
+            committed
+        })
+        .await
 }

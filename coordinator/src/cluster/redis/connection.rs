@@ -5,7 +5,7 @@
 //! Each script is told, as its last key, which run of the server it reaches: another run may have lost what the last one knew.
 
 use super::Settings;
-use super::target::Target;
+use super::endpoint::Target;
 use deadpool_redis::{Manager, Pool, PoolError, Runtime, Timeouts};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, FromRedisValue, RedisError, RedisResult, ScriptInvocation};

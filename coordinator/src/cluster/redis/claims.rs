@@ -2,11 +2,11 @@
 //!
 //! Nothing is claimed while a call that is over may still stand in a queue, or while the lease is in doubt.
 
-use super::errands::Chore;
+use super::outbox::Chore;
 use super::queue::Entry;
 use super::{Frame, Redis, locked};
 use crate::cluster::Progress;
-use crate::queue::{Claim, Gate};
+use crate::cluster::queue::{Claim, Gate};
 use engine::ids::{CallId, SessionId};
 use engine::rpc::RpcError;
 use redis::RedisResult;

@@ -4,12 +4,11 @@
 //! one. Of one session at most one append of this node is under way: the next would only wait for its row, with a connection
 //! in hand.
 
-use super::append::{Entry, Written, append};
-use super::failure;
-use super::pool::{Pool, limited};
-use crate::Error;
-use crate::log::refusal;
-use crate::sql::{PgOn, Query, Sql, sql};
+use super::postgres::{Entry, Written, append};
+use super::refusal;
+use crate::db::sql::{Sql, sql};
+use crate::db::{Pool, Postgres, limited, of_write};
+use crate::{Db, Error};
 use engine::ids::SessionId;
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +27,7 @@ const STATEMENTS: usize = 8;
 /// Pauses between the repetitions of an append whose outcome is unknown.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-const LOOK: Sql = sql!("SELECT number, created_at FROM events WHERE id = $1 AND session = $2");
+const FIND: Sql = sql!("SELECT number, created_at FROM events WHERE id = $1 AND session = $2");
 const STATE: Sql = sql!("SELECT state, epoch FROM sessions WHERE id = $1");
 
 struct Job {
@@ -46,17 +45,40 @@ struct Waiting {
     running: usize,
 }
 
-pub(crate) struct Flush {
-    pool: Arc<Pool>,
+pub(in crate::log) struct GroupCommit {
+    db: Db,
+    postgres: Arc<Postgres>,
     statements: usize,
     /// How long an append waits, and how long an unknown outcome is looked into.
-    patience: Duration,
+    time_limit: Duration,
     waiting: Mutex<Waiting>,
 }
 
-impl Flush {
-    pub fn new(pool: Arc<Pool>, statements: usize, patience: Duration) -> Arc<Self> {
-        Arc::new(Self { pool, statements: statements.clamp(1, STATEMENTS), patience, waiting: Mutex::default() })
+impl GroupCommit {
+    /// For appends to a Postgres database; none for SQLite, whose writer groups its commits by itself.
+    pub fn new(db: &Db) -> Option<Arc<Self>> {
+        let postgres = db.postgres()?;
+        let statements = (postgres.max_connections() as usize / 2).clamp(1, STATEMENTS);
+        let time_limit = postgres.statement_timeout();
+        let (db, postgres) = (db.clone(), Arc::clone(postgres));
+        Some(Arc::new(Self { db, postgres, statements, time_limit, waiting: Mutex::default() }))
+    }
+
+    fn pool(&self) -> &Arc<Pool> {
+        self.postgres.pool()
+    }
+
+    /// Runs an append to its end, whether or not the caller still waits, and then `then`.
+    ///
+    /// # Errors
+    /// As [`crate::log::Log::append`].
+    pub async fn append<T, A>(self: &Arc<Self>, entry: Entry, then: A) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        A: FnOnce(Written) -> T + Send + 'static,
+    {
+        let this = Arc::clone(self);
+        self.postgres.run(async move { this.append_until_known(Arc::new(entry)).await.map(then) }).await
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -68,9 +90,9 @@ impl Flush {
     /// # Errors
     /// As [`crate::log::Log::append`]. `Unknown` once time ran out, or where a later attempt was refused for a reason that may
     /// pass: then the first may still come, until the epoch moves on.
-    pub async fn append(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
+    async fn append_until_known(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
         let (mut doubt, mut pause) = (false, PAUSE.0);
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.time_limit;
         loop {
             match self.submit(Arc::clone(&entry)).await {
                 Ok(written) => return Ok(written),
@@ -78,7 +100,7 @@ impl Flush {
                 Err(error @ Error::Unavailable(_)) if !doubt => return Err(error),
                 Err(Error::Unavailable(_)) => {}
                 // Refused perhaps only because it was applied before.
-                Err(refused) => match self.look(&entry).await {
+                Err(refused) => match self.find(&entry).await {
                     Ok(Some(written)) => return Ok(written),
                     Ok(None) if doubt && matches!(refused, Error::Refused) => return Err(Error::Unknown),
                     Ok(None) => return Err(refused),
@@ -95,9 +117,9 @@ impl Flush {
     }
 
     /// Where the events are, if they are in the log.
-    async fn look(&self, entry: &Entry) -> Result<Option<Written>, Error> {
+    async fn find(&self, entry: &Entry) -> Result<Option<Written>, Error> {
         let Some(event) = entry.events.first() else { return Ok(None) };
-        let query = Query::Postgres(sqlx::query(LOOK.postgres), PgOn::Pool(&self.pool));
+        let query = self.db.read(&FIND);
         let row = query.bind(event.id.0.as_slice()).bind(entry.session.0.as_slice()).optional().await?;
         row.map(|row| Ok(Written { first: row.get("number")?, now: row.get("created_at")? })).transpose()
     }
@@ -105,26 +127,26 @@ impl Flush {
     /// One attempt.
     async fn submit(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
         let (reply, answer) = oneshot::channel();
-        let leads = {
+        let starts_worker = {
             let mut waiting = self.waiting();
             if waiting.jobs.len() >= WAITING {
                 return Err(Error::Unavailable(sqlx::Error::PoolTimedOut));
             }
             waiting.jobs.push_back(Job { entry, since: Instant::now(), alone: false, reply });
-            let leads = waiting.running < self.statements;
-            waiting.running += usize::from(leads);
-            leads
+            let starts_worker = waiting.running < self.statements;
+            waiting.running += usize::from(starts_worker);
+            starts_worker
         };
-        if leads {
-            tokio::spawn(Arc::clone(self).lead());
+        if starts_worker {
+            tokio::spawn(Arc::clone(self).work());
         }
         answer.await.unwrap_or(Err(Error::Unknown))
     }
 
     /// Runs what waits, statement after statement, until nothing does.
-    async fn lead(self: Arc<Self>) {
-        let mut leader = Leader { flush: &self, sessions: Vec::new(), done: false };
-        while let Some(jobs) = leader.take() {
+    async fn work(self: Arc<Self>) {
+        let mut worker = Worker { group: &self, sessions: Vec::new(), done: false };
+        while let Some(jobs) = worker.take() {
             // What could not share this statement does not wait for its end: that may be as long as a row stays locked.
             Arc::clone(&self).raise();
             let left = match <[Job; 1]>::try_from(jobs) {
@@ -135,29 +157,28 @@ impl Flush {
                 }
                 Err(jobs) => self.several(jobs).await,
             };
-            leader.release(left);
+            worker.release(left);
         }
     }
 
-    /// Starts another leader, if one may run and finds something to do.
+    /// Starts another worker, if one may run and finds something to do.
     fn raise(self: Arc<Self>) {
         let mut waiting = self.waiting();
         let Waiting { jobs, busy, running } = &mut *waiting;
         if *running < self.statements && jobs.iter().any(|job| !busy.contains(&job.entry.session)) {
             *running += 1;
             drop(waiting);
-            tokio::spawn(self.lead());
+            tokio::spawn(self.work());
         }
     }
 
     async fn one(&self, entry: &Entry) -> Result<Written, Error> {
-        let mut lent = self.pool.lend().await?;
-        let result = limited(self.pool.limit(), append(&mut lent.connection, &[entry])).await;
-        match lent.done(result).map_err(failure::of_write)?.first() {
+        let mut lent = self.pool().lend().await?;
+        let result = limited(self.pool().limit(), append(&mut lent.connection, &[entry])).await;
+        match lent.done(result).map_err(of_write)?.first() {
             Some(Some(written)) => Ok(*written),
             _ => {
-                let query = Query::Postgres(sqlx::query(STATE.postgres), PgOn::Pool(&self.pool));
-                let row = query.bind(entry.session.0.as_slice()).optional().await?;
+                let row = self.db.read(&STATE).bind(entry.session.0.as_slice()).optional().await?;
                 Err(refusal(row, entry.turn.as_ref().map(|turn| turn.epoch))?)
             }
         }
@@ -165,7 +186,7 @@ impl Flush {
 
     /// Returns the jobs that have to go alone.
     async fn several(&self, jobs: Vec<Job>) -> Vec<Job> {
-        let mut lent = match self.pool.lend().await {
+        let mut lent = match self.pool().lend().await {
             Ok(lent) => lent,
             Err(error) => {
                 tracing::warn!(%error, appends = jobs.len(), "no connection for appends");
@@ -173,8 +194,8 @@ impl Flush {
             }
         };
         let entries: Vec<&Entry> = jobs.iter().map(|job| &*job.entry).collect();
-        let result = limited(self.pool.limit(), append(&mut lent.connection, &entries)).await;
-        let written = match lent.done(result).map_err(failure::of_write) {
+        let result = limited(self.pool().limit(), append(&mut lent.connection, &entries)).await;
+        let written = match lent.done(result).map_err(of_write) {
             Ok(written) => written,
             Err(Error::Unknown) => return refuse(jobs, || Error::Unknown),
             Err(error) => {
@@ -202,20 +223,20 @@ fn refuse(jobs: Vec<Job>, error: impl Fn() -> Error) -> Vec<Job> {
 }
 
 /// One statement's runner. Whatever ends it, its sessions are free again and another can take its place.
-struct Leader<'f> {
-    flush: &'f Flush,
+struct Worker<'f> {
+    group: &'f GroupCommit,
     sessions: Vec<SessionId>,
     done: bool,
 }
 
-impl Leader<'_> {
-    /// What goes next, in one statement; none ends this leader.
+impl Worker<'_> {
+    /// What goes next, in one statement; none ends this worker.
     fn take(&mut self) -> Option<Vec<Job>> {
-        let mut waiting = self.flush.waiting();
+        let mut waiting = self.group.waiting();
         let Waiting { jobs, busy, running } = &mut *waiting;
         let (mut taken, mut kept, mut bytes) = (Vec::new(), VecDeque::new(), 0);
         while let Some(job) = jobs.pop_front() {
-            if job.since.elapsed() > self.flush.patience {
+            if job.since.elapsed() > self.group.time_limit {
                 let _ = job.reply.send(Err(Error::Unavailable(sqlx::Error::PoolTimedOut)));
                 continue;
             }
@@ -246,7 +267,7 @@ impl Leader<'_> {
 
     /// Its sessions may go on; what is left goes before all others.
     fn release(&mut self, left: Vec<Job>) {
-        let mut waiting = self.flush.waiting();
+        let mut waiting = self.group.waiting();
         for session in self.sessions.drain(..) {
             waiting.busy.remove(&session);
         }
@@ -256,11 +277,11 @@ impl Leader<'_> {
     }
 }
 
-impl Drop for Leader<'_> {
+impl Drop for Worker<'_> {
     fn drop(&mut self) {
         self.release(Vec::new());
         if !self.done {
-            self.flush.waiting().running -= 1;
+            self.group.waiting().running -= 1;
         }
     }
 }

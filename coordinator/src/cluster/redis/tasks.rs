@@ -1,10 +1,10 @@
 //! What keeps a node in its cluster: the heartbeat, the renewal of leases, the inbox, errands, and the look every two seconds
 //! at whatever Redis may have lost.
 
-use super::errands::{Chore, Chores, News, WATCH};
+use super::outbox::{Chore, Chores, News, WATCH};
 use super::{Frame, Redis, locked};
+use crate::cluster::queue::Call;
 use crate::cluster::{Progress, Signal};
-use crate::queue::Call;
 use engine::ids::{CallId, SessionId};
 use futures_util::FutureExt;
 use redis::streams::{StreamReadOptions, StreamReadReply};

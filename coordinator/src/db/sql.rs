@@ -3,8 +3,9 @@
 //! A statement has one text; the few words that differ between the engines (the clock, the greater of two numbers, a row
 //! lock) are tokens of [`sql!`]. Arguments are `$1`, `$2` … on both.
 
+use super::failure;
+use super::pool::{Pool, limited};
 use crate::Error;
-use crate::postgres::{Pool, failure, limited};
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
@@ -24,9 +25,9 @@ pub(crate) struct Sql {
 /// `for_update` and `for_share` (row locks that SQLite's single writer stands in for).
 macro_rules! sql {
     ($($part:tt),+ $(,)?) => {
-        $crate::sql::Sql {
-            sqlite: concat!($($crate::sql::word!(sqlite $part)),+),
-            postgres: concat!($($crate::sql::word!(postgres $part)),+),
+        $crate::db::sql::Sql {
+            sqlite: concat!($($crate::db::sql::word!(sqlite $part)),+),
+            postgres: concat!($($crate::db::sql::word!(postgres $part)),+),
         }
     };
 }
