@@ -1,4 +1,8 @@
-//! The node, put together: everything that requests and sessions share, and its life from start to drain.
+//! The state of a node: everything that requests, sessions and background tasks share.
+//!
+//! It owns the database, the configuration, the clients of model providers and MCP servers, the tokens that stop the node, and
+//! the small tables that belong to nobody else. It starts nothing and imports no module that handles requests or sessions;
+//! `lifecycle` makes it, and `api`, `admin` and `session` use it.
 
 use crate::config::{Config, resolve};
 use crate::http::auth::Auth;
@@ -17,10 +21,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Bytes of history of idle sessions that are kept for the next call.
+/// Bytes that the histories of all idle sessions may take together while they are kept for the next call.
 const HISTORY_CACHE_BYTES: usize = 256 << 20;
 
-/// The node.
+/// The state of a node.
 pub(crate) struct App {
     /// The database.
     pub db: Db,
@@ -30,25 +34,27 @@ pub(crate) struct App {
     pub auth: Auth,
     /// The sessions' log.
     pub log: Log,
-    /// Who serves and who waits.
+    /// Coordination: which node serves a session, and which calls wait.
     pub cluster: Cluster,
     /// Model providers.
     pub providers: Arc<Providers>,
-    /// Tools of MCP servers.
+    /// Connections to MCP servers.
     pub mcp: Mcp,
-    /// What must end by itself before the database closes.
+    /// Tasks that must end before the database is closed.
     pub tasks: TaskTracker,
-    /// The node takes nothing new; what runs goes on.
+    /// Cancelled when the node starts nothing new any more; what runs goes on.
     pub stop: CancellationToken,
-    /// Running turns are left to the next owner.
+    /// Cancelled when running turns are given up and left to the next owner of their session.
     pub halt: CancellationToken,
-    /// Keys revoked while this node ran: their streams end.
+    /// Keys that were revoked while this node ran; their streams end.
     revoked: watch::Sender<Arc<HashSet<KeyId>>>,
+    /// Sessions that this node is closing just now.
     closing: Mutex<HashSet<SessionId>>,
+    /// Bytes of the histories of idle sessions.
     cached_history: AtomicUsize,
 }
 
-/// An idle session's share of the memory that all of them may use.
+/// The bytes of one idle session's history, counted for as long as this exists.
 pub(crate) struct CachedHistory<'a>(&'a App, usize);
 
 impl Drop for CachedHistory<'_> {
@@ -58,10 +64,10 @@ impl Drop for CachedHistory<'_> {
 }
 
 impl App {
-    /// The state of a node that has joined nothing and serves nothing yet.
+    /// The state of a node that has joined no cluster and serves nothing yet.
     ///
     /// # Errors
-    /// When there is no TLS for the HTTP clients.
+    /// When an HTTP client cannot be made, because TLS cannot be set up.
     pub(crate) fn new(config: Config, db: Db, log: Log, cluster: Cluster) -> anyhow::Result<App> {
         let environment = Arc::clone(&config.environment);
         let inherited = mcp::INHERITED.iter().filter_map(|name| Some(((*name).into(), environment.get(name)?.into())));
@@ -94,24 +100,24 @@ impl App {
         Accounts::new(self.db.clone())
     }
 
-    /// Ends the streams of a key.
+    /// Ends the streams of a revoked key.
     pub(crate) fn revoke(&self, key: KeyId) {
         self.revoked.send_modify(|keys| {
             Arc::make_mut(keys).insert(key);
         });
     }
 
-    /// Tells when keys are revoked.
+    /// The keys revoked so far, and notice of every further one.
     pub(crate) fn revocations(&self) -> watch::Receiver<Arc<HashSet<KeyId>>> {
         self.revoked.subscribe()
     }
 
-    /// Notes that a session is being closed here; false if it was noted already.
+    /// Notes that this node is closing a session. False if it is doing so already.
     pub(crate) fn closing(&self, session: SessionId) -> bool {
         self.locked_closing().insert(session)
     }
 
-    /// The closing is over, or given up for now.
+    /// Notes that the closing has ended, or was given up for now.
     pub(crate) fn closed(&self, session: SessionId) {
         self.locked_closing().remove(&session);
     }
@@ -120,12 +126,12 @@ impl App {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a history of that size is too much to keep beside those that are kept.
+    /// Whether the cache has no room for another history of that size.
     pub(crate) fn exceeds_history_cache(&self, bytes: usize) -> bool {
         self.cached_history.load(Ordering::Relaxed) + bytes > HISTORY_CACHE_BYTES
     }
 
-    /// Counts a kept history.
+    /// Counts a history that is kept in the cache, until the result is dropped.
     pub(crate) fn count_cached_history(&self, bytes: usize) -> CachedHistory<'_> {
         self.cached_history.fetch_add(bytes, Ordering::Relaxed);
         CachedHistory(self, bytes)

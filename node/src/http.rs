@@ -1,7 +1,7 @@
-//! What the client port and the admin port share below their handlers: authentication, bodies, pages, path ids, problem
-//! documents.
+//! What the handlers of the client port and of the admin port share: authentication, request bodies, pagination, ids in paths,
+//! the page of events, and problem documents.
 //!
-//! Nothing in here knows the application state; `app` holds an [`auth::Auth`], and the handlers of `api` and `admin` call the
+//! Nothing in here knows the state of the node: `app` holds an [`auth::Auth`], and the handlers in `api` and `admin` call the
 //! rest.
 
 pub(crate) mod auth;
@@ -14,5 +14,5 @@ pub(crate) mod problem;
 use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
 
-/// The headers of an answer whose body is JSON text already.
+/// Headers for an answer whose body was rendered to JSON before.
 pub(crate) const JSON: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "application/json")];

@@ -1,7 +1,8 @@
-//! The life of a node: it is put together, its background tasks start, both ports serve, and at the end it drains.
+//! The life of a node: assembling its parts, starting its background tasks, serving both ports, and draining at the end.
 //!
-//! This is the top of the crate below the command line: it knows the handlers of both ports and the tasks of `session`, and
-//! nothing but `cli` knows it. Whoever stops a node cancels the token that was given to [`run`].
+//! It knows the handlers of both ports and the tasks of `session`; only the command line calls it. A node is stopped by
+//! cancelling the token that was given to [`run`]. The order of the end matters: requests and sessions first, then the cluster
+//! (which passes on what was given up), then the database.
 
 use crate::app::App;
 use crate::config::Config;
@@ -21,13 +22,13 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// A peer that is silent for the first time is probed, again after each second time: a dead one is noticed although nothing
-/// is sent to it.
+/// When TCP probes a silent peer: after the first time, and then each time the second one has passed. So a dead peer is noticed
+/// although nothing is sent to it.
 const TCP_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// Time that tasks have to end once running turns were handed over.
+/// How long tasks may take to end after running turns were given up.
 const LAST_GRACE: Duration = Duration::from_secs(5);
 
-/// The sockets to serve.
+/// The listening sockets of both ports.
 pub(crate) struct Ports {
     /// The client port.
     pub(crate) client: TcpListener,
@@ -35,14 +36,14 @@ pub(crate) struct Ports {
     pub(crate) admin: TcpListener,
 }
 
-/// What the coordinator hands over when it is made: the receiving ends that a task of the node has to read.
+/// What comes with the coordination when it is made: channels that a task of the node must read, and a task that must run.
 struct Work {
     leases: mpsc::UnboundedReceiver<Lease>,
     signals: Option<mpsc::UnboundedReceiver<Signal>>,
     membership: Option<Tasks>,
 }
 
-/// Puts the node together around a database; Redis coordinates it where the settings name one.
+/// Makes the state of a node. It is coordinated through Redis if the configuration names one, else it is alone.
 fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
     let log = Log::new(db.clone(), Arc::new(Feeds::default()));
     let limit = config.max_queued_calls as usize;
@@ -60,8 +61,8 @@ fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
     Ok((Arc::new(App::new(config, db, log, cluster)?), work))
 }
 
-/// Serves until `stop`, then drains: nothing new, running turns have `BAE_SHUTDOWN_TIMEOUT` to end, the rest is left to the
-/// next start.
+/// Serves until `stop`, then drains: nothing new is started, running turns may take `BAE_SHUTDOWN_TIMEOUT` to end, and those
+/// that do not are carried on by another node or at the next start.
 ///
 /// # Errors
 /// When a port cannot be served.
@@ -108,7 +109,7 @@ pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: Cancellation
         Ok(())
     };
     tokio::try_join!(clients, admin, drained)?;
-    // Last, because what was given up until now is offered to others through it.
+    // Only now, because the cluster offers to other nodes what was given up until now.
     left.cancel();
     background.wait().await;
     app.mcp.shutdown().await;
@@ -116,7 +117,7 @@ pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: Cancellation
     Ok(())
 }
 
-/// Serves a port until `halt`; streams that are still open then have a last moment.
+/// Serves a port until `halt`. Streams that are open then may still end by themselves for a short time.
 async fn serve(listener: TcpListener, router: Router, halt: CancellationToken) -> anyhow::Result<()> {
     let listener = listener.tap_io(|socket| {
         if let Err(error) = tune(socket) {
@@ -126,12 +127,12 @@ async fn serve(listener: TcpListener, router: Router, halt: CancellationToken) -
     let serving = axum::serve(listener, router).with_graceful_shutdown(halt.clone().cancelled_owned()).into_future();
     tokio::select! {
         served = serving => Ok(served?),
-        // An open stream would hold the shutdown up for ever.
+        // An open stream would delay the end of the node without limit.
         () = async { halt.cancelled().await; tokio::time::sleep(LAST_GRACE).await } => Ok(()),
     }
 }
 
-/// Answers are small: none waits for the peer's delayed acknowledgement. Dead peers are noticed.
+/// Sends small answers at once instead of waiting for the peer's delayed acknowledgement, and lets dead peers be noticed.
 fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let keepalive = socket2::TcpKeepalive::new().with_time(TCP_KEEPALIVE.0).with_interval(TCP_KEEPALIVE.1);

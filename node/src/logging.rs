@@ -1,6 +1,6 @@
-//! Log lines: on standard error, as text or JSON, filtered by `BAE_LOG`.
+//! Log lines, on standard error, as text or JSON, filtered by `BAE_LOG`. The commands that serve start it once.
 //!
-//! Whatever the filter says, libraries that would log message contents or headers stay silent.
+//! Some libraries log message contents or headers. Those lines are dropped whatever the filter says.
 
 use crate::config::{Config, LogFormat};
 use crate::mcp::UNSAFE_TARGETS;
@@ -22,8 +22,8 @@ pub(crate) fn start(config: &Config) {
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(harmless)).with_filter(filter)).try_init();
 }
 
-/// Of crates below us: MCP's log messages and environments, HTTP stacks log headers at their finest level; Postgres's notices
-/// about what exists already are no news.
+/// Whether a line may be logged. The MCP library logs messages and environments, and the HTTP libraries log headers at their
+/// finest level. Notices of Postgres, about tables that exist already, are dropped because they tell nothing.
 fn harmless(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split("::").next().unwrap_or_default();
     match krate {

@@ -1,7 +1,9 @@
-//! Who a request is from: the bearer token, looked up by its digest, before any body is read.
+//! Authentication on the client port: it finds the client key behind the bearer token of a request.
 //!
-//! What was found is remembered for a second at most, so a key revoked on another node stops here within it. A revocation on
-//! this node is noticed at once: [`Auth::forget`] also keeps a lookup that is under way from being remembered.
+//! Owns a cache of the keys that were looked up lately, and the list of keys whose last use has to be written. Handlers ask
+//! before they read a body. An entry of the cache is valid for one second, counted from before the database was asked, so a key
+//! that was revoked on another node is refused here within a second. A revocation made on this node takes effect at once:
+//! [`Auth::forget`] drops the key's entries, and it keeps the result of a lookup that is under way out of the cache.
 
 use crate::http::problem::Problem;
 use crate::secret::{Digest, Kind, digest};
@@ -14,14 +16,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// How long what was found may be served, from before the database was asked.
+/// How long an entry of the cache is valid, counted from before the database was asked.
 const FRESH: Duration = Duration::from_secs(1);
-/// Principals that are remembered at most.
+/// Entries of each table of the cache at most.
 const REMEMBERED: usize = 10_000;
-/// How often a key's use is written.
+/// The last use of one key is written at most this often.
 const USE_STEP: Duration = Duration::from_secs(60);
 
-/// Authentication on the client port. Clones share their memory.
+/// Authentication on the client port. Clones share one cache.
 #[derive(Clone)]
 pub(crate) struct Auth {
     accounts: Accounts,
@@ -29,6 +31,7 @@ pub(crate) struct Auth {
     used: Arc<Notify>,
 }
 
+/// Who a token belongs to.
 #[derive(Debug, Clone, Copy)]
 enum Principal {
     Client(Client),
@@ -46,11 +49,13 @@ impl Principal {
 
 #[derive(Default)]
 struct Memory {
+    /// What was found for a token's digest, and when the lookup began.
     principals: HashMap<Digest, (Principal, Instant)>,
-    /// Moves with every revocation: what was looked up before it may be outdated.
+    /// Counts revocations. A lookup that began at another count may have found a key that is revoked now.
     revocations: u64,
-    /// Keys whose use is still to be written, and when the others' was.
+    /// Keys whose last use still has to be written to the database.
     to_write: HashSet<KeyId>,
+    /// When the last use of a key was noted for writing.
     written: HashMap<KeyId, Instant>,
 }
 
@@ -74,7 +79,7 @@ impl Memory {
         self.principals.insert(digest, (principal, asked));
     }
 
-    /// Notes a use. Whether it has to be written.
+    /// Notes that a key was used. Returns whether its use has to be written now.
     fn note(&mut self, key: KeyId, now: Instant) -> bool {
         if self.written.get(&key).is_some_and(|at| now.duration_since(*at) < USE_STEP) {
             return false;
@@ -96,7 +101,7 @@ impl Auth {
         Self { accounts, memory: Arc::default(), used: Arc::default() }
     }
 
-    /// The client key that a request shows.
+    /// The client key in a request's headers.
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.
@@ -110,7 +115,7 @@ impl Auth {
         Err(Problem::invalid_client_key())
     }
 
-    /// The client key behind the session key that a request shows, if it is for this session.
+    /// The client key behind the session key in a request's headers. A key of another session is refused.
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.
@@ -119,7 +124,7 @@ impl Auth {
         if client.session == session { Ok(client.key) } else { Err(Problem::invalid_session_key()) }
     }
 
-    /// The session key that a request shows, whatever session it is for: to refuse requests for malformed session ids alike.
+    /// Whose the session key in a request's headers is, whatever session it belongs to.
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.
@@ -133,7 +138,7 @@ impl Auth {
         Err(Problem::invalid_session_key())
     }
 
-    /// Drops all that is remembered of a client key. To be called right after the commit of its revocation.
+    /// Removes a client key from the cache. Must be called right after its revocation was committed.
     pub(crate) fn forget(&self, key: KeyId) {
         let mut memory = self.memory();
         memory.revocations += 1;
@@ -141,7 +146,7 @@ impl Auth {
         memory.to_write.remove(&key);
     }
 
-    /// Writes when keys were used, each at most once a minute, until the stop; then once more.
+    /// Writes to the database when keys were last used, until `stop`, and once more then. One task of the node runs it.
     pub(crate) async fn write_uses(&self, stop: CancellationToken) {
         loop {
             let stopped = tokio::select! {
@@ -181,7 +186,7 @@ impl Auth {
         Ok(found)
     }
 
-    /// Remembers what a lookup found, unless a key was revoked since it began: it might be that one.
+    /// Puts the result of a lookup into the cache, unless a key was revoked since it began: it might be this one.
     fn remember_unless_revoked(&self, digest: Digest, principal: Principal, asked: Instant, revocations: u64) {
         let mut memory = self.memory();
         if memory.revocations == revocations {
@@ -197,12 +202,12 @@ impl Auth {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        // Nothing in here can be left half-done by a panic.
+        // No change to it takes several steps, so a panic cannot have left it inconsistent.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The token of `Authorization: Bearer <token>`; `bearer` is accepted too. None for an absent or empty one.
+/// The token of `Authorization: Bearer <token>`, or of the same with `bearer`; none if it is absent or empty.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let token = value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer "))?.trim();

@@ -1,4 +1,6 @@
-//! JSON bodies of REST calls, read only after authentication: bounded, and refused with problem documents.
+//! Reading the bodies of REST calls: at most so many bytes, as JSON, with a problem document for whatever is wrong.
+//!
+//! Handlers call it after authentication, so that a stranger cannot make the server read or parse anything.
 
 use crate::http::problem::Problem;
 use axum::body::{Body, HttpBody};
@@ -28,7 +30,7 @@ pub(crate) async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
     Ok(whole.freeze())
 }
 
-/// Fails unless the request says that its body is JSON.
+/// Checks that the `Content-Type` header says JSON.
 ///
 /// # Errors
 /// `bad_request`.
@@ -39,10 +41,10 @@ pub(crate) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     if json { Ok(()) } else { Err(Problem::content_type_not_json()) }
 }
 
-/// Reads a JSON body.
+/// Reads and parses a JSON body of at most `limit` bytes.
 ///
 /// # Errors
-/// `bad_request` with a text that tells malformed JSON from a malformed field; `payload_too_large`.
+/// `bad_request`, whose text tells whether it is no JSON or has a wrong field; `payload_too_large`.
 pub(crate) async fn json<T: DeserializeOwned>(headers: &HeaderMap, body: Body, limit: usize) -> Result<T, Problem> {
     require_json(headers)?;
     parse(&read(body, limit).await?)
@@ -54,7 +56,7 @@ pub(crate) async fn json<T: DeserializeOwned>(headers: &HeaderMap, body: Body, l
 /// `bad_request`.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     use serde_json::error::Category;
-    // serde would read an array as the fields of a struct in their order.
+    // Serde also accepts an array as a struct, with the fields in their order; the API does not.
     let array = body.trim_ascii_start().starts_with(b"[");
     if array && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
         return Err(Problem::invalid_body("invalid type: sequence, expected an object"));

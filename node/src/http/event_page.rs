@@ -1,5 +1,7 @@
-//! `GET …/events` on both ports: pages of the log, written as they are read, so that a page of large events is never whole
-//! in memory.
+//! The answer to `GET …/events` on both ports: one page of a session's log.
+//!
+//! The page is written to the client while it is read from the database, part by part, because a page of large events may be
+//! far too big to hold in memory. When a read fails after the answer has begun, the connection is broken off.
 
 use crate::http::pagination::Page;
 use axum::body::Body;
@@ -10,18 +12,21 @@ use coordinator::log::Log;
 use engine::ids::SessionId;
 use futures_util::stream;
 
-/// Where the writing of a page stands.
+/// A page that is being written.
 struct Writing {
     log: Log,
     session: SessionId,
+    /// The number of the last event that was written.
     after: u64,
+    /// How many events may still be written.
     left: u32,
+    /// Nothing was written yet.
     first: bool,
-    /// The text that closes the document is written.
+    /// The text that closes the document was written.
     ended: bool,
 }
 
-/// The page as a response: `{"items":[…],"next_cursor":…}`; the cursor is the number of the page's last event.
+/// The page as a response, `{"items":[…],"next_cursor":…}`. The cursor is the number of the page's last event.
 ///
 /// # Errors
 /// `NotFound` for a session that does not exist; the database's.
@@ -36,7 +41,7 @@ pub(crate) async fn page(log: &Log, session: SessionId, page: Page<u64>) -> Resu
         if writing.ended {
             return None;
         }
-        // A failure in the middle breaks the answer off: no half document passes as a whole one.
+        // An error ends the body without its last chunk, so no client takes half a document for a whole one.
         let next = writing.next().await.inspect_err(|_| writing.ended = true);
         Some((next, writing))
     });
@@ -45,9 +50,9 @@ pub(crate) async fn page(log: &Log, session: SessionId, page: Page<u64>) -> Resu
 }
 
 impl Writing {
-    /// The text of the next read.
+    /// Reads the next part from the database and renders it.
     async fn next(&mut self) -> Result<Bytes, Error> {
-        // One more than wanted tells whether another page follows.
+        // One event more than wanted shows whether another page follows.
         let read = self.log.page(self.session, self.after, self.left + 1).await?;
         let mut text = String::from(if self.first { "{\"items\":[" } else { "" });
         let more = read.events.len() > self.left as usize;

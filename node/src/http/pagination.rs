@@ -1,4 +1,7 @@
-//! Pagination: `?cursor=&limit=` in, `{"items","next_cursor"}` out, the same on both ports.
+//! Pagination of lists, the same on both ports: requests have `?cursor=&limit=`, answers `{"items":[…],"next_cursor":…}`.
+//!
+//! A cursor is opaque to clients. Each list decides what its cursor holds; it must name the last item of a page, so that items
+//! added or removed meanwhile neither repeat nor hide others.
 
 use crate::http::problem::Problem;
 use axum::extract::{FromRequestParts, Query};
@@ -16,9 +19,9 @@ pub(crate) const MAX_LIMIT: u32 = 200;
 /// Which page of a list a request asks for. `C` is what the cursor of this list holds: the last item before the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Page<C> {
-    /// The list's beginning if absent.
+    /// The last item before the page; the list is shown from its beginning if there is none.
     pub cursor: Option<C>,
-    /// Within 1 and [`MAX_LIMIT`].
+    /// Items of the page at most: from 1 to [`MAX_LIMIT`].
     pub limit: u32,
 }
 
@@ -31,7 +34,7 @@ impl<C: FromStr> Page<C> {
         Self::of_pairs(&pairs(uri)?)
     }
 
-    /// Reads a query that was taken apart before.
+    /// Reads the page from the pairs of a query, for lists that have filters too.
     ///
     /// # Errors
     /// `bad_request` for a cursor or a limit that does not parse.
@@ -40,7 +43,7 @@ impl<C: FromStr> Page<C> {
         for (name, value) in pairs {
             match name.as_str() {
                 "limit" => page.limit = limit(value)?,
-                // As the client API's own example writes the first page.
+                // The example of the client API asks for the first page this way.
                 "cursor" if value.is_empty() => page.cursor = None,
                 "cursor" => {
                     let rule = "pass the next_cursor of the page before, as it is";
@@ -62,7 +65,7 @@ impl<S: Sync, C: FromStr> FromRequestParts<S> for Page<C> {
     }
 }
 
-/// A URI's query, decoded.
+/// The names and values of a URI's query, decoded.
 ///
 /// # Errors
 /// `bad_request` when it is not a query.
@@ -73,7 +76,7 @@ pub(crate) fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
     }
 }
 
-/// A number above the maximum, however long, is the maximum.
+/// Reads a limit. A number above the maximum means the maximum, even one that fits no integer.
 fn limit(text: &str) -> Result<u32, Problem> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let number = if digits { text.parse().unwrap_or(MAX_LIMIT) } else { 0 };
@@ -83,7 +86,7 @@ fn limit(text: &str) -> Result<u32, Problem> {
     Ok(number.min(MAX_LIMIT))
 }
 
-/// A page as it is answered.
+/// The body of an answer that holds a page.
 #[derive(Debug, Serialize)]
 pub(crate) struct Items<T> {
     items: Vec<T>,
@@ -91,7 +94,7 @@ pub(crate) struct Items<T> {
 }
 
 impl<T> Items<T> {
-    /// The answer; `next` is the cursor of the next page, if there is one.
+    /// `next` is the cursor for the next page, if there is one.
     pub(crate) fn new(items: Vec<T>, next: Option<impl Display>) -> Self {
         Self { items, next_cursor: next.map(|cursor| cursor.to_string()) }
     }

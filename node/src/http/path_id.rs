@@ -1,4 +1,4 @@
-//! Ids in paths. A text that is no id cannot be the id of anything: 404.
+//! Ids in the paths of requests. A text that is not an id names nothing that exists, so it is answered with 404.
 
 use crate::http::problem::Problem;
 use axum::extract::{FromRequestParts, Path};
@@ -6,16 +6,16 @@ use axum::http::request::Parts;
 use engine::ids::{KeyId, ProfileId, SessionId};
 use std::str::FromStr;
 
-/// The id in a path with one parameter.
+/// Extracts the id from a path that has one parameter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Id<T>(pub T);
 
-/// What an id is of, for the text of a 404.
+/// An id that knows what kind of thing it names.
 pub(crate) trait Named: FromStr {
     /// The kind of thing, like `session`.
     const KIND: &'static str;
 
-    /// The 404.
+    /// The 404 for an id of a thing that does not exist.
     fn absent() -> Problem {
         Problem::does_not_exist(Self::KIND)
     }
