@@ -1,6 +1,7 @@
 //! The admin port: profiles, client keys, sessions, and what the node was configured with (companion 10).
 //!
-//! Every request is authenticated first, whatever its path, but that for the OpenAPI document. No answer holds a secret, but the one that shows a new client key.
+//! Every request is authenticated first, whatever its path, except the one for the OpenAPI document. No answer holds a secret,
+//! except the one that shows a new client key. `lifecycle` serves the router, and the command line prepares the admin key.
 
 mod body;
 pub(crate) mod key;
@@ -52,7 +53,7 @@ async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next)
         AdminAuth::Disabled => {}
         AdminAuth::Required => {
             let token = bearer(request.headers()).ok_or_else(|| Problem::missing_key("<admin key>"))?;
-            // Read every time: a key that was replaced through another node is dead at once.
+            // Read for every request, so that a key which was replaced through another node is refused at once.
             let valid = app.accounts().admin_key().await?;
             let shown = digest(token);
             if !Kind::Admin.matches(token) || !valid.is_some_and(|valid| same(&valid, &shown)) {

@@ -1,6 +1,7 @@
 //! The client port (client API): REST for management, JSON-RPC over NDJSON for the live session.
 //!
-//! Every door authenticates before it reads a body, and every session door takes only a key of that session.
+//! Every handler authenticates before it reads a body, and the handlers of a session accept only a session key of that session.
+//! `lifecycle` serves the router; nothing else calls into this module.
 
 mod caller;
 mod calls;
@@ -49,11 +50,11 @@ async fn meta() -> Response {
     Json(serde_json::json!({"version": env!("CARGO_PKG_VERSION"), "api_versions": ["v1"]})).into_response()
 }
 
-/// How long the database may take to show that it is there.
+/// How long the database may take to answer before it counts as unavailable.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether a load balancer should send requests here: 503 with the reasons while it should not. What makes the node worse but
-/// not useless is said in `notes`.
+/// Whether a load balancer should send requests to this node: 503 with the reasons while it should not. What impairs the node
+/// without making it useless stands in `notes`.
 async fn ready(State(app): State<Arc<App>>) -> Response {
     let mut reasons = Vec::new();
     if app.stop.is_cancelled() {

@@ -1,8 +1,9 @@
-//! Sessions served by this node: one task for each that has something to do.
+//! The sessions that this node owns. Each session that has something to do has one task.
 //!
-//! The task owns the session (a lease, and an epoch from the database) and is the only writer of its turns. It outlives the
-//! clients' connections: a call that has started runs to its end whoever listens. It stops for a closing, a newer owner, or
-//! the node's end; the log says then what the next owner has to carry on.
+//! The task holds the session's lease and an epoch from the database, and only it writes the session's turns. It does not depend
+//! on the clients' connections: a call that has started runs to its end even if nobody listens. The task stops when the session
+//! is closed, when another node has taken the session, or when this node stops; the log then tells the next owner what to carry
+//! on. What closing a session and revoking a key involve is in here too, for the handlers of both ports.
 
 pub(crate) mod close;
 mod drive;
@@ -16,10 +17,10 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What a node without sandboxes answers whenever one is wanted.
+/// What is said wherever a sandbox is wanted, because this version has no driver for them.
 pub(crate) const NO_SANDBOX_DRIVER: &str = "no sandbox driver is configured";
 
-/// `-32602`: an idempotency key came back with other params.
+/// `-32602`: an idempotency key was used again with other params.
 pub(crate) fn other_params() -> RpcError {
     RpcError::invalid_params("idempotency_key was used before with other params; use a new key for a new message")
 }

@@ -1,8 +1,8 @@
-//! The admin key's beginning (companion 10.2): supplied, or made at the first start and written to a file that only its owner
-//! reads. Never logged.
+//! Preparing the admin key before a node serves (companion 10.2): it is supplied by the configuration, or made at the first start
+//! and written to a file that only its owner can read. It is never logged.
 //!
-//! Invariant: a key that the database knows is never lost between the commit and the file. The secret is written beside the
-//! file first (`<file>.new`), so a start after a crash finds and publishes it.
+//! A crash between the commit and the file must not lose a key whose digest the database knows. So the secret is first written
+//! to a file beside it (`<file>.new`), and a start after a crash finds it there and publishes it.
 
 use crate::config::{AdminAuth, AdminKey, Config};
 use crate::secret::{Kind, digest, same};
@@ -22,12 +22,12 @@ pub(crate) enum Error {
     /// The database.
     #[error("cannot store the admin key: {0}")]
     Database(#[from] coordinator::Error),
-    /// No randomness.
+    /// The operating system gives no random bytes.
     #[error("the operating system gives no random bytes: {0}")]
     Random(#[from] getrandom::Error),
 }
 
-/// Makes sure that there is the admin key that the configuration asks for.
+/// Makes sure that the admin key which the configuration asks for exists.
 ///
 /// # Errors
 /// See [`Error`].
@@ -70,7 +70,7 @@ async fn rotate(accounts: &Accounts, file: &KeyFile) -> Result<(), Error> {
 }
 
 async fn make_first(accounts: &Accounts, file: &KeyFile) -> Result<(), Error> {
-    // A key that is there already (of a database that was removed, say) goes on opening the door.
+    // A key that is in the file already, perhaps of a database that was removed, stays valid.
     if let Some(secret) = file.read()? {
         if accounts.set_first_admin_key(digest(secret.expose_secret())).await? {
             tracing::info!(file = %file.path.display(), "the admin key is the one in the file");
@@ -132,7 +132,7 @@ impl KeyFile {
 
     /// Puts the key where the administrator looks for it, in one step.
     fn publish(&self, secret: &SecretString) -> Result<(), Error> {
-        // A name of this process alone: nodes may share the folder.
+        // The name holds the process id, because several nodes may share the folder.
         let own = self.beside(&format!(".{}", std::process::id()));
         write_secret(&own, secret)
             .and_then(|()| fs::rename(&own, &self.path))
@@ -183,7 +183,7 @@ pub(crate) fn write_secret(path: &Path, secret: &SecretString) -> io::Result<()>
         fs::create_dir_all(folder)?;
     }
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    // A file that was there keeps its mode otherwise.
+    // The mode given on opening applies only to a new file.
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     writeln!(file, "{}", secret.expose_secret())?;
     file.sync_all()

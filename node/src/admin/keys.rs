@@ -1,4 +1,4 @@
-//! Client keys.
+//! Client keys: making, listing and revoking them.
 
 use super::body::{self, check_name};
 use crate::app::App;
@@ -26,7 +26,7 @@ struct Sent {
     profile_id: String,
 }
 
-/// The one answer that holds a secret.
+/// The answer to making a key; the only one that holds a secret.
 #[derive(Serialize)]
 struct Made<'a> {
     id: KeyId,
@@ -96,7 +96,7 @@ pub(super) async fn revoke(State(app): State<Arc<App>>, Id(id): Id<KeyId>) -> Re
     let revoking = app.tasks.spawn(async move {
         let auth = node.auth.clone();
         let revoked = node.accounts().revoke_key(id, move || auth.forget(id)).await?;
-        // Again for a key that was revoked before: the node that did it may have died in between.
+        // Also for a key that was revoked before, because the node that did it may have died before it got this far.
         revocation::apply(&node, id, Origin::ThisNode).await?;
         Ok::<_, Error>(revoked)
     });

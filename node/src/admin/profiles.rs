@@ -1,4 +1,4 @@
-//! Profiles.
+//! Profiles: making, listing, showing, replacing and deleting them.
 
 use super::body::{self, check_name};
 use crate::app::App;

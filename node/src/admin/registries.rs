@@ -1,4 +1,5 @@
-//! What the node was configured with, and what became of images. Secrets are shown as [`MASK`], whatever they hold.
+//! What the node was configured with (MCP servers, providers, telemetry), and the state of the sandbox images of profiles. Every
+//! secret is shown as [`MASK`].
 
 use crate::app::App;
 use crate::config::{Provider, Telemetry};
@@ -14,7 +15,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Stands for every secret; says nothing of its length.
+/// Stands for every secret, and does not tell its length.
 pub(super) const MASK: &str = "••••••••";
 
 #[derive(Serialize)]
@@ -109,7 +110,7 @@ fn masked(secrets: &BTreeMap<String, SecretString>) -> BTreeMap<String, &'static
     secrets.keys().map(|name| (name.clone(), MASK)).collect()
 }
 
-/// A URL's query often is a key.
+/// The URL with its query masked, because a query often holds a key.
 fn masked_url(url: &str) -> String {
     url.split_once('?').map_or_else(|| url.to_owned(), |(before, _)| format!("{before}?{MASK}"))
 }
@@ -194,7 +195,7 @@ pub(super) async fn config(State(app): State<Arc<App>>) -> Json<Whole> {
     })
 }
 
-/// Every profile that has images, in the order of ids. Without a driver no image can be had.
+/// The images of every profile that has some, in the order of the profiles' ids. None is available without a sandbox driver.
 pub(super) async fn sandbox_status(State(app): State<Arc<App>>) -> Result<Json<All<Images>>, Problem> {
     let accounts = app.accounts();
     let (mut items, mut after) = (Vec::new(), None);

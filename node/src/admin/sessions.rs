@@ -1,4 +1,4 @@
-//! Sessions and their logs, in every state.
+//! Sessions in every state, their logs and owners, and the nodes of the cluster.
 
 use crate::app::App;
 use crate::http::pagination::{Items, Page, pairs};
@@ -61,7 +61,7 @@ pub(super) async fn events(
     Ok(crate::http::event_page::page(&app.log, session, page).await?)
 }
 
-/// The node that serves a session just now; null while none needs to.
+/// The node that owns a session just now; null while no node does.
 pub(super) async fn owner(State(app): State<Arc<App>>, Id(session): Id<SessionId>) -> Result<Response, Problem> {
     app.log.row(session).await.map_err(|error| match error {
         Error::NotFound => SessionId::absent(),
@@ -75,11 +75,11 @@ pub(super) async fn owner(State(app): State<Arc<App>>, Id(session): Id<SessionId
 struct Node {
     node: String,
     state: &'static str,
-    /// Whether it is the one that answers.
+    /// Whether this is the node that answers the request.
     asked: bool,
 }
 
-/// The cluster's living nodes.
+/// The nodes of the cluster that are alive.
 pub(super) async fn nodes(State(app): State<Arc<App>>) -> Result<Response, Problem> {
     let members = app.cluster.nodes().await?;
     let shown = |member: coordinator::cluster::Member| Node {

@@ -1,4 +1,5 @@
-//! Who calls a JSON-RPC method, what is checked before its params, and what the caller is told when the database fails.
+//! What all JSON-RPC methods share: who calls, the checks that come before the params, appending events outside of turns, and
+//! the error that a caller gets when the database fails.
 
 use crate::app::App;
 use coordinator::log::{self, Record, Side};
@@ -8,10 +9,10 @@ use engine::rpc::{Method, RpcError};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What the answer to a method that is answered at once holds: the text of its result.
+/// The answer of a method that is answered at once: its result as JSON text.
 pub(super) type Answer = Result<String, RpcError>;
 
-/// Who calls, on what.
+/// The authenticated caller of a method, and the session it calls on.
 pub(super) struct Caller {
     pub app: Arc<App>,
     pub session: SessionId,
@@ -20,7 +21,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// What the checks that come before params look at.
+    /// Reads what the checks before the params need.
     pub(super) async fn admission(&self) -> Result<Admission, RpcError> {
         let admission = self.app.log.admission(self.session, self.key).await;
         admission.map(Admission).map_err(|error| failed(&error))
@@ -40,7 +41,7 @@ impl Caller {
     }
 }
 
-/// The caller and its session, as far as every method asks.
+/// What the checks before the params need to know of the caller and its session.
 pub(super) struct Admission(log::Admission);
 
 impl Admission {

@@ -1,4 +1,4 @@
-//! `session.sendMessage` and `session.compact`: checked, queued, followed.
+//! `session.sendMessage` and `session.compact`: the checks, a place in the session's queue, and a stream that follows the call.
 
 use super::caller::{Caller, failed};
 use super::follow::{Follow, Target};
@@ -26,8 +26,9 @@ pub(super) async fn answer(caller: Caller, method: Method, id: Option<Raw>, para
     }
 }
 
-/// The checks before the gate, in the contract's order; then the call has its place. A retry of a call that has started
-/// comes before the state: it is answered from what was recorded, also when that call ended the session.
+/// Does the checks that come before the gate, in the order of the API, then puts the call into the queue. A retry with the
+/// idempotency key of a call that has started is answered from the log, before the session's state is looked at: that very call
+/// may have ended the session.
 async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target, Reader), RpcError> {
     let admission = caller.admission().await?;
     admission.driver(method)?;
@@ -69,7 +70,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
 
 type Idempotency = Option<(String, [u8; 32])>;
 
-/// What the params ask for.
+/// Reads the params of either method.
 fn opening(method: Method, params: &Raw) -> Result<(Opening, Idempotency), RpcError> {
     if method == Method::Compact {
         return Ok((Opening::Compact(params::compact(params)?), None));

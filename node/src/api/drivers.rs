@@ -1,4 +1,4 @@
-//! `session.registerDriver` and `session.updateClientTools`: who acts for a session, and with which tools.
+//! `session.registerDriver` and `session.updateClientTools`: the clients that drive a session, and the tools they offer.
 
 use super::caller::{Answer, Caller, failed};
 use crate::session::NO_SANDBOX_DRIVER;

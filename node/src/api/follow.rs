@@ -1,7 +1,8 @@
-//! Following one call: its events as they happen, then its terminal frame.
+//! Following one call: a stream of its events as they happen, then its terminal frame.
 //!
-//! Reads the log at the client's pace and always ends with the frame (companion 2.5). The same for a call of this request, one
-//! that is joined by its idempotency key, one that was taken over, and one that ended long ago.
+//! The log is read as fast as the client reads the stream, and the stream always ends with the terminal frame (companion 2.5).
+//! It makes no difference whether the call came with this request, was joined by its idempotency key, was taken over by another
+//! node, or ended long ago: what the client gets is read from the log.
 
 use super::caller::failed;
 use super::stream::{Frames, Gone};
@@ -18,9 +19,9 @@ use engine::rpc::{self, RpcError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the database is asked about a call that runs: whatever the signals of this process lost.
+/// How often the database is asked whether a running call has ended, in case its notification was lost.
 const RECONCILE: Duration = Duration::from_secs(2);
-/// Pause before a failed read is repeated, and how often it is.
+/// The pause before a failed read is repeated, and how often it is repeated.
 const RETRY: (Duration, u32) = (Duration::from_millis(500), 20);
 
 /// What is followed.
@@ -31,10 +32,11 @@ pub(super) enum Target {
     Ended(CallRecord),
 }
 
+/// A stream that follows a call.
 pub(super) struct Follow {
     pub app: Arc<App>,
     pub session: SessionId,
-    /// Nothing terminal is written for a notification.
+    /// The id of the request. A notification has none, and gets no terminal frame.
     pub id: Option<Raw>,
     pub frames: Frames,
     /// Stands at or before the call's first event.
@@ -71,7 +73,7 @@ impl Follow {
             let head = self.reader.head();
             let (last, ended) = match waiter.progress() {
                 Progress::Queued => {
-                    // In a cluster another node may serve it while this one still carries the answer.
+                    // In a cluster another node may serve the call while this one, which drains, still carries its stream.
                     let stop = if self.app.cluster.is_shared() { self.app.halt.clone() } else { self.app.stop.clone() };
                     let news = self.frames.idle(async {
                         tokio::select! { known = waiter.changed() => known, () = stop.cancelled() => false }
@@ -122,7 +124,8 @@ impl Follow {
         }
     }
 
-    /// The session is over. Its owner tells only those who wait beside it when a closing ends a call that runs (I9).
+    /// The session has ended. When a closing ends a running call, its owner tells only the waiters on its own node (I9), so the
+    /// others ask the database.
     async fn cut_off(&mut self, call: CallId) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
         match self.app.log.call(call).await {
             Ok(Some(record)) if record.ended.is_some() => return self.replay(record).await,
@@ -157,7 +160,7 @@ impl Follow {
         Ok(Ok(()))
     }
 
-    /// The terminal frame, written event by event.
+    /// Writes the terminal frame event by event, so that it is never whole in memory.
     async fn result(&mut self, call: CallId, last: u64, outcome: &Outcome) -> Result<(), Gone> {
         let Some(id) = self.id.clone() else { return Ok(()) };
         let (first, wanted) = match (self.app.log.call(call).await, outcome) {

@@ -1,7 +1,7 @@
 //! The methods about sandboxes: starting, stopping and using remote ones, and reports of the client's own.
 //!
 //! This version has no driver for remote sandboxes: a start fails, and no sandbox runs that could be stopped or used. The
-//! events are no part of a turn: they are appended beside a running one and never disturb it.
+//! events belong to no turn: they may be appended while one runs, and do not affect it.
 
 use super::caller::{Answer, Caller};
 use crate::session::NO_SANDBOX_DRIVER;

@@ -1,4 +1,4 @@
-//! `/api/v1/sessions`: open, join, look, close.
+//! `/api/v1/sessions`: opening, joining and closing a session, its participants and its events.
 
 use crate::app::App;
 use crate::http::body;
@@ -48,7 +48,7 @@ pub(super) async fn open(State(app): State<Arc<App>>, headers: HeaderMap, body: 
     let (profile, provider) = usable(&app, client.key, client.profile, profile, &open.declared).await?;
     let declarations = open.declared.check(&profile.fields.allowed_tools)?;
     let id = SessionId(coordinator::fresh_id());
-    // A task: connections that were made belong to a session, also when the client does not wait for it.
+    // A task of its own, because it must end even if the client does not wait: MCP connections are made for the session.
     let created = app.tasks.spawn(create(Arc::clone(&app), id, client.key, profile, provider, open, declarations));
     created.await.unwrap_or_else(|_| Err(Problem::internal()))
 }
@@ -78,7 +78,7 @@ async fn create(
     });
     let made = made.await;
     if made.is_err() || app.cluster.is_shared() {
-        // In a cluster whoever owns the session connects.
+        // In a cluster the node that owns the session makes its own connections.
         app.mcp.close(id).await;
     }
     made?;
@@ -152,12 +152,12 @@ pub(super) async fn close(
 
 /// The session of a path and the client behind the request's key; a key of another session is refused.
 pub(super) async fn authenticated(app: &App, headers: &HeaderMap, id: &str) -> Result<(SessionId, KeyId), Problem> {
-    // What is no id is the id of no session, so no key is one of it: all zeros are never given out.
+    // No session has the id of all zeros, so every key is refused for a text that is not an id, as for an unknown session.
     let session = id.parse().unwrap_or(SessionId([0; 16]));
     Ok((session, app.auth.session(headers, session).await?))
 }
 
-/// The profile and its primary provider. Where one is missing, that is recorded in a session of its own, for audit.
+/// The profile and its primary provider. If one is missing, a failed session that says so is recorded for audit.
 async fn usable(
     app: &App,
     key: KeyId,
@@ -207,7 +207,7 @@ async fn audit(app: &App, key: KeyId, profile: ProfileId, declared: &Declared, p
     Ok(())
 }
 
-/// Tools of the profile's MCP servers, connected now for the session's life.
+/// Connects to the profile's MCP servers for the new session, and lists their tools.
 async fn mcp_tools(app: &App, session: SessionId, profile: &Profile) -> Vec<McpTool> {
     let servers = profile.fields.mcp_servers.iter().filter_map(|name| {
         let server = app.config.mcp_servers.iter().find(|server| server.name == *name);
@@ -234,7 +234,8 @@ fn introduction(declared: &Declared, declarations: &Declarations) -> Value {
     })
 }
 
-/// The answer to an open or a join: the one place that shows the session key. The profile is sanitised.
+/// The answer to an open or a join. No other answer holds the session key. Of the profile and its provider it shows only what
+/// clients may know.
 fn opened(id: SessionId, secret: &SecretString, profile: &Profile, provider: &Entry) -> Response {
     let answer = json!({
         "session_id": id,

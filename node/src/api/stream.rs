@@ -1,6 +1,7 @@
-//! An NDJSON answer that grows: one task writes frames, hyper carries them at the client's pace.
+//! Answers of `/rpc`: NDJSON, either whole or as a stream that a task of its own writes.
 //!
-//! The task ends with the client, with the revocation of its key, or with the node; it holds a few frames and no more.
+//! The task writes as fast as the client reads; only a few frames wait in memory. It ends when the client is gone, when the
+//! client's key is revoked, or when the node gives running turns up.
 
 use crate::app::App;
 use axum::body::Body;
@@ -18,21 +19,21 @@ use tokio::sync::mpsc::{self, OwnedPermit};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Frames that wait for the client to read.
+/// Frames that may wait for the client to read them.
 const WAITING: usize = 4;
 
 /// The media type of `/rpc` answers.
 const NDJSON: [(axum::http::HeaderName, &str); 2] =
     [(CONTENT_TYPE, "application/x-ndjson"), (axum::http::header::CACHE_CONTROL, "no-store")];
 
-/// Nobody reads any more, or nobody may.
+/// The stream must end, because the client is gone or may not read on, or because the node ends.
 #[derive(Debug)]
 pub(super) struct Gone;
 
-/// The writing end.
+/// The end of a stream that its task writes to.
 pub(super) struct Frames {
     sender: mpsc::Sender<Bytes>,
-    /// Kept free for a last word to a client that does not read.
+    /// Room that is kept free for a last frame to a client that does not read.
     last: Option<OwnedPermit<Bytes>>,
     keepalive: Option<Duration>,
     key: KeyId,
@@ -40,7 +41,7 @@ pub(super) struct Frames {
     halt: CancellationToken,
 }
 
-/// An answer of frames that are there already.
+/// An answer whose frames are known already.
 pub(super) fn whole(frames: String) -> Response {
     (NDJSON, frames).into_response()
 }
@@ -62,7 +63,7 @@ where
     };
     let writing = write(frames_out);
     app.tasks.spawn(async move {
-        // A client that left needs no answer; what it started goes on without it.
+        // A client that left needs no answer. The call that it started goes on without it.
         let _ = writing.await;
     });
     let body = Body::from_stream(stream::poll_fn(move |cx| frames.poll_recv(cx).map(|f| f.map(Ok::<_, Infallible>))));
@@ -97,14 +98,14 @@ impl Frames {
         }
     }
 
-    /// Writes the last frame, whether or not the client reads.
+    /// Writes the last frame without waiting, in the room that was kept for it.
     pub(super) fn end(mut self, bytes: impl Into<Bytes>) {
         if let Some(permit) = self.last.take() {
             permit.send(bytes.into());
         }
     }
 
-    /// Waits for something while the stream is silent; an empty line keeps it alive where the deployment wants that.
+    /// Waits for something while nothing is written. Empty lines keep the connection alive if the configuration says so.
     pub(super) async fn idle<T>(&mut self, something: impl Future<Output = T>) -> Result<T, Gone> {
         let mut something = pin!(something);
         let key = self.key;
@@ -122,7 +123,7 @@ impl Frames {
                 _ = self.revoked.wait_for(|keys| keys.contains(&key)) => return Err(Gone),
                 () = self.halt.cancelled() => return Err(Gone),
                 () = silence => {
-                    // A stream whose client does not read needs no sign of life.
+                    // If there is no room, the client has unread frames and needs no empty line.
                     let _ = self.sender.try_send(Bytes::from_static(b"\n"));
                 }
             }

@@ -1,6 +1,6 @@
 //! The methods about subagents: reports of those that the client runs, and cancelling remote ones.
 //!
-//! The events are no part of a turn: they are appended beside a running one and never disturb it.
+//! The events belong to no turn: they may be appended while one runs, and do not affect it.
 
 use super::caller::{Answer, Caller};
 use coordinator::log::Side;

@@ -1,4 +1,5 @@
-//! `session.subscribe`: a replay, then the live stream, with nothing lost or doubled at the seam.
+//! `session.subscribe` and `session.unsubscribe`. A subscription first replays the log, then streams new events; none is lost or
+//! repeated between the two, because both are read from the log by one reader.
 
 use super::caller::{Answer, Caller, failed};
 use super::follow::{notification, read};
@@ -12,14 +13,14 @@ use engine::params::{self, Subscribe};
 use engine::rpc::{self, RpcError};
 use std::sync::Arc;
 
-/// A live subscription that has not taken a frame while so many events, or bytes, were committed has fallen behind
-/// (companion 2.5).
+/// A live subscription has fallen behind when more events, or more bytes, than this were committed while its client took no
+/// frame (companion 2.5).
 const LAG: (u64, usize) = (256, 8 << 20);
 
 struct Subscription {
     frames: Frames,
     reader: Reader,
-    /// Up to here it is a replay, which shows everything and does not lag.
+    /// The last event of the replay, which shows every event and cannot fall behind.
     replay: u64,
     client_events: bool,
 }
@@ -92,7 +93,7 @@ impl Subscription {
         }
     }
 
-    /// Waits for room; says whether the log went too far ahead meanwhile. A cut also ends the waiting.
+    /// Waits for room for a frame. Returns whether the subscription fell behind meanwhile. Unsubscribing ends the waiting too.
     async fn lagged(&mut self, began: Head) -> Result<bool, Gone> {
         let start = self.reader.head();
         while !self.frames.has_room() {

@@ -12,11 +12,10 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a closing waits for what runs.
+/// How long a closing waits for running work to stop.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Closes a session: marks it, stops what runs, ends the log with `session.close` (architecture, I9). Goes on to its end
-/// whether or not the caller waits.
+/// Closes a session with the three steps above. They are done whether or not the caller waits.
 ///
 /// # Errors
 /// `NotOpen` when it is closed or failed already; the database's.
@@ -32,7 +31,7 @@ pub(crate) async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason:
     closing.await.unwrap_or(Err(Error::Unknown))
 }
 
-/// A closing whose node died is carried on.
+/// Carries on a closing whose node died, unless this node is doing it already.
 pub(super) fn finish_closing(app: &Arc<App>, session: SessionId) {
     if app.closing(session) {
         let app = Arc::clone(app);

@@ -1,4 +1,6 @@
-//! What follows the revocation of a client key, on the node that made it and on those that hear of it.
+//! What follows the revocation of a client key, on the node that revoked it and on the nodes that are told of it.
+//!
+//! The handler that revokes a key calls [`apply`], and one task of each node runs [`apply_signals`].
 
 use super::close::close;
 use crate::app::App;
@@ -12,9 +14,9 @@ use tokio::sync::mpsc;
 /// Where a key was revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// On this node: it tells the others, and does what has to be done once in the database.
+    /// On this node, which tells the others and does what has to be done once in the database.
     ThisNode,
-    /// On another node, which does that.
+    /// On another node, which does so.
     OtherNode,
 }
 
@@ -37,7 +39,7 @@ pub(crate) async fn apply(app: &Arc<App>, key: KeyId, origin: Origin) -> Result<
     }
 }
 
-/// A session that other keys share goes on without the pause of the revoked one; others are closed.
+/// Closes the sessions that no other active key belongs to, and wakes the others, whose pause for the revoked key has ended.
 async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
     for (session, shared) in app.log.forsake(key).await? {
         if shared {
