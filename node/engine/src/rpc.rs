@@ -38,6 +38,21 @@ methods! {
     UpdateClientTools = "session.updateClientTools",
 }
 
+const PARSE: i32 = -32700;
+const INVALID_REQUEST: i32 = -32600;
+const METHOD_NOT_FOUND: i32 = -32601;
+const INVALID_PARAMS: i32 = -32602;
+const INTERNAL: i32 = -32603;
+/// Every failure that has no code of its own.
+const FAILED: i32 = -32000;
+const DRIVER_NOT_REGISTERED: i32 = -32001;
+const SANDBOX_IMAGE_NOT_ALLOWED: i32 = -32011;
+const SANDBOX_START_FAILED: i32 = -32012;
+const SANDBOX_NOT_RUNNING: i32 = -32013;
+const SUBAGENT_NOT_FOUND: i32 = -32014;
+const TOOL_NOT_ALLOWED: i32 = -32015;
+const TURN_IN_PROGRESS: i32 = -32020;
+
 /// An error object of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -52,34 +67,102 @@ pub struct RpcError {
 }
 
 impl RpcError {
-    /// An error of that code.
-    pub fn new(code: i32, message: impl Into<String>) -> Self {
+    fn new(code: i32, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), retryable: false }
     }
 
     /// `-32602`: what is wrong with the params.
     pub fn invalid_params(detail: impl std::fmt::Display) -> Self {
-        Self::new(-32602, format!("Invalid params: {detail}"))
+        Self::new(INVALID_PARAMS, format!("Invalid params: {detail}"))
     }
 
     /// `-32001`: the caller must register first.
     pub fn driver_not_registered(method: Method) -> Self {
-        Self::new(-32001, format!("call session.registerDriver before {}", method.as_str()))
+        Self::new(DRIVER_NOT_REGISTERED, format!("call session.registerDriver before {}", method.as_str()))
     }
 
     /// `-32000`: the session's state allows no such call.
     pub fn not_open(state: &str) -> Self {
-        Self::new(-32000, format!("session is {state}, not open"))
+        Self::new(FAILED, format!("session is {state}, not open"))
     }
 
     /// `-32000`: the profile was deleted under the session.
     pub fn profile_unavailable() -> Self {
-        Self::new(-32000, "profile_unavailable: the profile bound to this session is no longer available")
+        Self::new(FAILED, "profile_unavailable: the profile bound to this session is no longer available")
     }
 
     /// `-32603`: a failure of ours; the same call may be made again.
     pub fn internal() -> Self {
-        Self { code: -32603, message: "Internal error".into(), retryable: true }
+        Self { code: INTERNAL, message: "Internal error".into(), retryable: true }
+    }
+
+    /// `-32000`: the session was deleted while the call waited or ran.
+    pub fn session_gone() -> Self {
+        Self::new(FAILED, "session no longer exists")
+    }
+
+    /// `-32000`: the key that made the call was revoked.
+    pub fn client_key_revoked() -> Self {
+        Self::new(FAILED, "the client key was revoked")
+    }
+
+    /// `-32000`: the session's queue of calls is full; the same call may be made again.
+    pub fn too_many_queued_calls() -> Self {
+        Self { retryable: true, ..Self::new(FAILED, "too many queued calls") }
+    }
+
+    /// `-32000`: a subscriber read too slowly, so its stream ends.
+    pub fn lagged() -> Self {
+        Self::new(FAILED, "lagged; reconnect with since_event_id")
+    }
+
+    /// `-32000`: tool results were sent, but no tool use waits for one.
+    pub fn nothing_awaited() -> Self {
+        Self::new(
+            FAILED,
+            "tool result merge invalid: no paused turn is awaiting tool results (it may have timed out and been retired)",
+        )
+    }
+
+    /// `-32000`: the tool results sent do not fit the tool uses that wait.
+    pub fn tool_result_merge_invalid(detail: impl std::fmt::Display) -> Self {
+        Self::new(FAILED, format!("tool result merge invalid: {detail}"))
+    }
+
+    /// `-32000`: a compaction ended without a summary.
+    pub fn compaction_failed(detail: impl std::fmt::Display) -> Self {
+        Self::new(FAILED, format!("compaction failed: {detail}"))
+    }
+
+    /// `-32011`: the session's profile does not allow the image.
+    pub fn sandbox_image_not_allowed(detail: impl std::fmt::Display) -> Self {
+        Self::new(SANDBOX_IMAGE_NOT_ALLOWED, format!("sandbox_image_not_allowed: {detail}"))
+    }
+
+    /// `-32012`: the sandbox did not start.
+    pub fn sandbox_start_failed(detail: impl std::fmt::Display) -> Self {
+        Self::new(SANDBOX_START_FAILED, format!("sandbox_start_failed: {detail}"))
+    }
+
+    /// `-32013`: the call needs a running sandbox.
+    pub fn sandbox_not_running() -> Self {
+        let detail = "no remote sandbox is running for this session; call session.startRemoteSandbox first";
+        Self::new(SANDBOX_NOT_RUNNING, format!("sandbox_not_running: {detail}"))
+    }
+
+    /// `-32014`: the session tracks no remote subagent of the given id.
+    pub fn subagent_not_found() -> Self {
+        Self::new(SUBAGENT_NOT_FOUND, "subagent_not_found: this session tracks no remote subagent of that id")
+    }
+
+    /// `-32015`: the session's profile does not allow a declared tool.
+    pub fn tool_not_allowed(detail: impl std::fmt::Display) -> Self {
+        Self::new(TOOL_NOT_ALLOWED, format!("tool_not_allowed: {detail}"))
+    }
+
+    /// `-32020`: a compaction was asked for while a turn is paused.
+    pub fn turn_in_progress() -> Self {
+        Self::new(TURN_IN_PROGRESS, "turn in progress: resolve the paused turn before compacting")
     }
 
     /// The error object.
@@ -117,25 +200,26 @@ pub struct Malformed {
 pub fn parse(body: &[u8]) -> Result<Envelope, Malformed> {
     let null = || json::encode(&());
     let malformed = |id: Raw, code: i32, message: &str| Malformed { id, error: RpcError::new(code, message) };
-    let body = json::read(body).map_err(|_| malformed(null(), -32700, "Parse error"))?;
+    let body = json::read(body).map_err(|_| malformed(null(), PARSE, "Parse error"))?;
     if body.get().starts_with('[') {
-        return Err(malformed(null(), -32600, "Invalid Request: batch requests are not supported"));
+        return Err(malformed(null(), INVALID_REQUEST, "Invalid Request: batch requests are not supported"));
     }
     let Some(members) = Object::parse(&body) else {
-        return Err(malformed(null(), -32600, "Invalid Request: the body is not an object"));
+        return Err(malformed(null(), INVALID_REQUEST, "Invalid Request: the body is not an object"));
     };
     let id = members.get("id");
     if id.is_some_and(|id| !matches!(id.get().as_bytes()[0], b'"' | b'n' | b'-' | b'0'..=b'9')) {
-        return Err(malformed(null(), -32600, "Invalid Request: id must be a string, a number or null"));
+        return Err(malformed(null(), INVALID_REQUEST, "Invalid Request: id must be a string, a number or null"));
     }
     let echo = || id.map_or_else(null, own);
     if members.str("jsonrpc").as_deref() != Some("2.0") {
-        return Err(malformed(echo(), -32600, r#"Invalid Request: jsonrpc must be "2.0""#));
+        return Err(malformed(echo(), INVALID_REQUEST, r#"Invalid Request: jsonrpc must be "2.0""#));
     }
     let Some(method) = members.str("method") else {
-        return Err(malformed(echo(), -32600, "Invalid Request: method must be a string"));
+        return Err(malformed(echo(), INVALID_REQUEST, "Invalid Request: method must be a string"));
     };
-    let method = Method::parse(&method).ok_or_else(|| RpcError::new(-32601, format!("Method not found: {method}")));
+    let method =
+        Method::parse(&method).ok_or_else(|| RpcError::new(METHOD_NOT_FOUND, format!("Method not found: {method}")));
     let params = members.get("params").filter(|params| params.get() != "null");
     Ok(Envelope { id: id.map(own), method, params: params.map_or_else(|| json::built("{}".into()), own) })
 }

@@ -63,7 +63,7 @@ impl Admission {
 pub(super) fn failed(error: &coordinator::Error) -> RpcError {
     match error {
         coordinator::Error::NotOpen(state) => RpcError::not_open(state),
-        coordinator::Error::NotFound => RpcError::new(-32000, "session no longer exists"),
+        coordinator::Error::NotFound => RpcError::session_gone(),
         coordinator::Error::Unavailable(_)
         | coordinator::Error::Failed(_)
         | coordinator::Error::Unknown

@@ -61,7 +61,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
         traceparent: caller.traceparent.clone(),
     };
     let waiter = caller.app.cluster.enqueue(caller.session, call).await.map_err(|rejected| match rejected {
-        Rejected::Full => RpcError { retryable: true, ..RpcError::new(-32000, "too many queued calls") },
+        Rejected::Full => RpcError::too_many_queued_calls(),
         Rejected::OtherParams => other_params(),
         Rejected::Away => RpcError::internal(),
     })?;

@@ -41,7 +41,7 @@ pub(super) async fn update_tools(caller: &Caller, params: &Raw) -> Answer {
     let mut record = caller.record().await?;
     let allowed = tools::check_reserved(tools.iter().map(|tool| tool.name.as_str()))
         .and_then(|()| tools::check_allowed(&tools, &record.allowed_tools));
-    allowed.map_err(|forbidden| RpcError::new(-32015, format!("tool_not_allowed: {forbidden}")))?;
+    allowed.map_err(RpcError::tool_not_allowed)?;
     record.declarations.tools = tools;
     let stored = record.declarations.store();
     caller.app.log.declare(caller.session, caller.key, stored).await.map_err(|error| failed(&error))?;

@@ -23,30 +23,25 @@ pub(super) async fn start(caller: &Caller, params: &Raw) -> Answer {
     }
     if !record.available_sandboxes.contains(&image) {
         let detail = "the image is not in the available_sandboxes of this session's profile";
-        return Err(RpcError::new(-32011, format!("sandbox_image_not_allowed: {detail}")));
+        return Err(RpcError::sandbox_image_not_allowed(detail));
     }
     let start = json!({"image": image, "dispatch": "remote"});
     let error = json!({"image": image, "phase": "start", "detail": NO_SANDBOX_DRIVER, "dispatch": "remote"});
     let events = vec![caller.event(EventType::SandboxStart, &start), caller.event(EventType::SandboxError, &error)];
     caller.append(events, Side::Nothing).await?;
-    Err(RpcError::new(-32012, format!("sandbox_start_failed: {NO_SANDBOX_DRIVER}")))
-}
-
-fn sandbox_not_running() -> RpcError {
-    let detail = "no remote sandbox is running for this session; call session.startRemoteSandbox first";
-    RpcError::new(-32013, format!("sandbox_not_running: {detail}"))
+    Err(RpcError::sandbox_start_failed(NO_SANDBOX_DRIVER))
 }
 
 pub(super) async fn stop(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::StopRemoteSandbox)?;
     params::none(params)?;
-    Err(sandbox_not_running())
+    Err(RpcError::sandbox_not_running())
 }
 
 pub(super) async fn exec(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::ExecRemoteSandbox)?;
     params::exec_remote_sandbox(params)?;
-    Err(sandbox_not_running())
+    Err(RpcError::sandbox_not_running())
 }
 
 pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {

@@ -39,5 +39,5 @@ pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
 pub(super) async fn cancel(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::CancelSubagent)?;
     params::cancel_subagent(params)?;
-    Err(RpcError::new(-32014, "subagent_not_found: this session tracks no remote subagent of that id"))
+    Err(RpcError::subagent_not_found())
 }

@@ -77,7 +77,7 @@ impl Subscription {
                     if number <= self.replay {
                         self.frames.send(notification(&shown)).await?;
                     } else if self.lagged(began).await? {
-                        let lagged = RpcError::new(-32000, "lagged; reconnect with since_event_id");
+                        let lagged = RpcError::lagged();
                         self.frames.end(rpc::ended(&lagged));
                         return Ok(());
                     } else {

@@ -193,7 +193,7 @@ impl Owner {
                     Ended::Reload
                 }
                 Error::NotFound => {
-                    self.lease.tell(call, Progress::Refused(RpcError::new(-32000, "session no longer exists"))).await;
+                    self.lease.tell(call, Progress::Refused(RpcError::session_gone())).await;
                     Ended::Stop
                 }
                 error => {

@@ -70,7 +70,7 @@ async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted
         let row = match app.log.row(session).await {
             Ok(row) => row,
             Err(Error::NotFound) => {
-                lease.refuse_all(&RpcError::new(-32000, "session no longer exists")).await;
+                lease.refuse_all(&RpcError::session_gone()).await;
                 return Ok(None);
             }
             Err(error) => return Err((lease, error)),
@@ -133,9 +133,8 @@ impl Owner {
                     Ended::Stop => return self.stopped().await,
                 },
                 Claim::Refuse(calls) => {
-                    let error = "turn in progress: resolve the paused turn before compacting";
                     for call in calls {
-                        self.lease.tell(call, Progress::Refused(RpcError::new(-32020, error))).await;
+                        self.lease.tell(call, Progress::Refused(RpcError::turn_in_progress())).await;
                     }
                 }
                 Claim::Wait => {
@@ -233,7 +232,7 @@ impl Owner {
         let record = match self.app.log.record(self.session, call.key).await {
             Ok(record) => record,
             Err(Error::NotFound) => {
-                return self.refuse(call.id, RpcError::new(-32000, "session no longer exists")).await;
+                return self.refuse(call.id, RpcError::session_gone()).await;
             }
             Err(error) => {
                 tracing::error!(session = %self.session, error = %error, "a call could not be started");

@@ -26,7 +26,7 @@ pub(crate) enum Origin {
 /// # Errors
 /// The database's, only on the node of origin.
 pub(crate) async fn apply(app: &Arc<App>, key: KeyId, origin: Origin) -> Result<(), Error> {
-    let revoked = RpcError::new(-32000, "the client key was revoked");
+    let revoked = RpcError::client_key_revoked();
     app.auth.forget(key);
     match origin {
         Origin::ThisNode => app.cluster.revoked(key, &revoked).await,

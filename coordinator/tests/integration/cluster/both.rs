@@ -13,7 +13,7 @@ fn ended() -> Progress {
 }
 
 fn refusal() -> RpcError {
-    RpcError::new(-32000, "refused")
+    RpcError::not_open("closed")
 }
 
 pub async fn calls_start_in_the_order_of_their_arrival(cast: &mut Cast) {

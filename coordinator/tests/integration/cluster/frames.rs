@@ -91,7 +91,7 @@ async fn a_cut_reaches_the_watching_nodes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revocation_reaches_every_node() {
     let mut cast = Cast::redis(2).await;
-    let error = RpcError::new(-32000, "the client key was revoked");
+    let error = RpcError::client_key_revoked();
     let mut theirs = cast.enqueue(1, &message(cast.key)).await;
     let lease = cast.lease(1).await;
     cast.nodes[0].cluster.revoked(cast.key, &error).await;

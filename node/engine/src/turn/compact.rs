@@ -30,7 +30,7 @@ pub(super) fn budget(max_tokens: u32, compaction: bool) -> u32 {
 
 /// The answer to a compaction that failed.
 pub(super) fn failed(detail: &str) -> Outcome {
-    Outcome::Error(RpcError::new(-32000, format!("compaction failed: {detail}")))
+    Outcome::Error(RpcError::compaction_failed(detail))
 }
 
 /// What the model's answer is worth.

@@ -33,9 +33,6 @@ pub enum Gate {
     Expired,
 }
 
-const NOTHING_AWAITED: &str =
-    "tool result merge invalid: no paused turn is awaiting tool results (it may have timed out and been retired)";
-
 impl Turn {
     /// Opens a call of that client. The events are handed out by [`Turn::next`].
     ///
@@ -78,13 +75,13 @@ impl Turn {
                 Err(detail) => {
                     self.begin(key, false);
                     let payload = json!({"reason": "tool_result_merge_invalid", "detail": detail});
-                    let error = RpcError::new(-32000, format!("tool result merge invalid: {detail}"));
+                    let error = RpcError::tool_result_merge_invalid(detail);
                     self.fail(ctx, key, &payload, Outcome::Error(error));
                     return Ok(());
                 }
             },
             (None | Some(_), Gate::Free | Gate::Own | Gate::Expired) if message.answers => {
-                return Err(RpcError::new(-32000, NOTHING_AWAITED));
+                return Err(RpcError::nothing_awaited());
             }
             // Results are a user's to bring.
             (Some(_), Gate::Expired) if message.role != Role::User.as_str() => None,

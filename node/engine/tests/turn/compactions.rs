@@ -22,7 +22,7 @@ pub fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
     let started = reader.take(EventType::CompactionStarted)?;
     assert!(started.is("trigger", "client") && started.is("reason", "manual"));
     assert_eq!((started.number("token_count"), started.number("threshold_tokens")), (state.usage, None));
-    let failed = |detail: &str| Outcome::Error(RpcError::new(-32000, format!("compaction failed: {detail}")));
+    let failed = |detail: &str| Outcome::Error(RpcError::compaction_failed(detail));
     if !reader.call.primary {
         return Ok((failed("provider_config: unknown provider \"p0\""), After::Idle));
     }
@@ -112,8 +112,8 @@ pub fn given_up(reader: &Reader<'_>) -> (Outcome, After) {
     match (&reader.call.opening, reply) {
         _ if failed => (Outcome::Unavailable, After::Error),
         (engine::turn::Opening::Compact(_), _) => {
-            let detail = "compaction failed: the nodes running it were lost 5 times";
-            (Outcome::Error(RpcError::new(-32000, detail)), After::Idle)
+            let detail = "the nodes running it were lost 5 times";
+            (Outcome::Error(RpcError::compaction_failed(detail)), After::Idle)
         }
         (_, reply) => (Outcome::Message(reply.expect("a reply before its compaction").event.id), After::Idle),
     }

@@ -268,7 +268,7 @@ fn opening(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
 fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
     if matches!(reader.call.fit, Some(Fit::Missing | Fit::Duplicate | Fit::Unexpected | Fit::WrongRole)) {
         let detail = reader.error("tool_result_merge_invalid")?.str("detail");
-        let error = engine::rpc::RpcError::new(-32000, format!("tool result merge invalid: {detail}"));
+        let error = engine::rpc::RpcError::tool_result_merge_invalid(detail);
         state.seen.add("answers that do not fit", 1);
         return Ok((Outcome::Error(error), After::Error));
     }
