@@ -8,22 +8,14 @@
 pub(crate) mod close;
 mod drive;
 mod owner;
+pub(crate) mod refusal;
 pub(crate) mod revocation;
 pub(crate) mod sweep;
 
 use crate::app::App;
 use coordinator::cluster::Lease;
-use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-
-/// What is said wherever a sandbox is wanted, because this version has no driver for them.
-pub(crate) const NO_SANDBOX_DRIVER: &str = "no sandbox driver is configured";
-
-/// `-32602`: an idempotency key was used again with other params.
-pub(crate) fn other_params() -> RpcError {
-    RpcError::invalid_params("idempotency_key was used before with other params; use a new key for a new message")
-}
 
 /// Serves every session that the coordinator hands over, until the node stops.
 pub(crate) async fn serve_all(app: Arc<App>, mut leases: mpsc::UnboundedReceiver<Lease>) {

@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::config::{Provider, Telemetry};
 use crate::http::problem::Problem;
 use crate::mcp::{ServerConfig, Transport};
-use crate::session::NO_SANDBOX_DRIVER;
+use crate::session::refusal::NO_SANDBOX_DRIVER;
 use axum::Json;
 use axum::extract::State;
 use engine::ids::ProfileId;

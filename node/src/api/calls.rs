@@ -3,7 +3,7 @@
 use super::caller::{Caller, failed};
 use super::follow::{Follow, Target};
 use super::stream;
-use crate::session::other_params;
+use crate::session::refusal::other_params;
 use axum::response::Response;
 use coordinator::cluster::{Call, Rejected};
 use coordinator::feed::Reader;

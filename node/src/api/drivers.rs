@@ -1,7 +1,7 @@
 //! `session.registerDriver` and `session.updateClientTools`: the clients that drive a session, and the tools they offer.
 
 use super::caller::{Answer, Caller, failed};
-use crate::session::NO_SANDBOX_DRIVER;
+use crate::session::refusal::NO_SANDBOX_DRIVER;
 use coordinator::log::Side;
 use engine::event::EventType;
 use engine::json::Raw;

@@ -4,7 +4,7 @@
 //! events belong to no turn: they may be appended while one runs, and do not affect it.
 
 use super::caller::{Answer, Caller};
-use crate::session::NO_SANDBOX_DRIVER;
+use crate::session::refusal::NO_SANDBOX_DRIVER;
 use coordinator::log::Side;
 use engine::event::EventType;
 use engine::json::Raw;

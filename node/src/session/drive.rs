@@ -1,7 +1,7 @@
 //! Driving a call: a thin interpreter of what the engine says. Append, act, feed the answer back.
 
-use super::NO_SANDBOX_DRIVER;
 use super::owner::{Owner, Pause, context, until};
+use super::refusal::{NO_SANDBOX_DRIVER, other_params};
 use coordinator::Error;
 use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
@@ -233,7 +233,7 @@ impl Owner {
             Ok(Some(winner)) if winner.params_digest.as_deref() == Some(digest.as_slice()) => {
                 Progress::Follow(winner.id)
             }
-            Ok(Some(_)) => Progress::Refused(super::other_params()),
+            Ok(Some(_)) => Progress::Refused(other_params()),
             Ok(None) | Err(_) => Progress::Refused(RpcError::internal()),
         };
         self.lease.tell(call, progress).await;
