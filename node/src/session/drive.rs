@@ -1,4 +1,7 @@
-//! Driving a call: a thin interpreter of what the engine says. Append, act, feed the answer back.
+//! Driving a call. The engine decides each step; this module does it: it appends the step's events to the log, does the action
+//! (ask the provider, call a tool), and gives the answer to the engine.
+//!
+//! Nothing is done before the events that announce it are committed. The session's owner calls [`Owner::drive`].
 
 use super::owner::{Owner, Pause, context, until};
 use super::refusal::{NO_SANDBOX_DRIVER, other_params};
@@ -15,23 +18,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long an append of a running turn is repeated while the database is away. After it the turn waits in the log for
-/// whoever sweeps.
+/// How long an append of a running turn is repeated while the database is unavailable. After that the turn is left in the log,
+/// where the sweep of some node finds it.
 const APPEND_PATIENCE: Duration = Duration::from_secs(30);
-/// Pauses between repetitions.
+/// The pause between repetitions.
 const APPEND_RETRY: Duration = Duration::from_millis(200);
 
-/// How serving a call ended, for the session.
+/// What serving a call means for the session.
 pub(super) enum Ended {
-    /// The next can go.
+    /// The next call can be served.
     Served,
-    /// What is in memory may not be what the log says: take the session anew.
+    /// The memory may differ from the log, so the session must be taken anew.
     Reload,
-    /// The session is not ours any more, or the node stops.
+    /// This node owns the session no longer, or stops.
     Stop,
 }
 
-/// A call that is about to open, the gate it found, and its first step where that is made already.
+/// A call that is about to open, the gate that it found, and its first step if that is known already.
 pub(super) struct Open {
     pub call: Call,
     pub gate: Gate,
@@ -118,7 +121,7 @@ impl Owner {
         }
     }
 
-    /// Declarations may have changed since the turn began: they count from the next provider call on.
+    /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on.
     async fn renew(&self, ctx: &mut Context<'static>) {
         let Some(key) = self.turn.acting() else { return };
         if let Ok(record) = self.app.log.record(self.session, key).await {
@@ -126,7 +129,7 @@ impl Owner {
         }
     }
 
-    /// Does an external act, unless the session is closed under it or the node's time is up.
+    /// Does an external action. None if the session is closed or lost meanwhile, or the node gives running turns up.
     async fn unless_stopped<T>(&self, call: CallId, act: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;

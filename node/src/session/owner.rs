@@ -1,4 +1,6 @@
-//! The owner of one session: takes it, carries on what was interrupted, then serves its queue.
+//! The owner of one session: it takes the session, carries on a turn that was interrupted, then serves the session's queue.
+//!
+//! Only the task that holds the lease runs this. `session` starts it for every lease that the coordinator hands over.
 
 use super::drive::{Ended, Open};
 use crate::app::App;
@@ -14,9 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long an idle session's history is kept, for the next call.
+/// How long the history of an idle session is kept in memory for the next call.
 const HISTORY_CACHE_TIME: Duration = Duration::from_secs(60);
-/// Pause before the database is asked again.
+/// The pause before the database is asked again after a failure.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// What the gate looks like to the owner.
@@ -35,7 +37,7 @@ pub(super) struct Owner {
     pub pause: Pause,
 }
 
-/// Serves a session until it has nothing to do, is closed, or is somebody else's.
+/// Serves a session until it has nothing to do, is closed, or belongs to another node.
 pub(super) async fn serve(app: Arc<App>, lease: Lease) {
     let session = lease.session();
     let mut lease = Some(lease);
@@ -48,7 +50,7 @@ pub(super) async fn serve(app: Arc<App>, lease: Lease) {
                 held.refuse_here(&RpcError::internal());
                 let stop = held.stop.clone();
                 tokio::select! {
-                    // It may be this node's way to the database alone that is broken.
+                    // Perhaps only this node cannot reach the database, so another one is given the session.
                     () = tokio::time::sleep(RETRY) => match app.cluster.is_shared() {
                         true => held.hand_over(),
                         false => lease = held.release().await.err(),
@@ -63,7 +65,7 @@ pub(super) async fn serve(app: Arc<App>, lease: Lease) {
 
 type Interrupted = Option<(CallId, u32)>;
 
-/// Takes the session: its epoch moves on, then its log is folded. None when it is not open; its callers are told.
+/// Takes the session: advances its epoch, then reads its log. None if the session is not open; its callers are told so.
 async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted)>, (Lease, Error)> {
     let session = lease.session();
     loop {
@@ -79,7 +81,8 @@ async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted
             lease.refuse_all(&RpcError::not_open(row.state.shown())).await;
             return Ok(None);
         }
-        // Between reading the epoch and moving it on: a node that froze here has lost its lease, and pushes nobody away.
+        // The lease is confirmed between reading the epoch and advancing it: a node that was frozen meanwhile has lost the lease,
+        // and must not take the session from its new owner.
         if !lease.confirm().await {
             return Ok(None);
         }
@@ -109,7 +112,7 @@ pub(super) fn until(owner: KeyId, left_ms: i64) -> Pause {
 }
 
 impl Owner {
-    /// Serves until there is nothing left. Returns the lease when the session has to be taken anew.
+    /// Serves until nothing is left to do. Returns the lease if the session has to be taken anew.
     async fn run(mut self, interrupted: Interrupted) -> Option<Lease> {
         if let Some((call, takeovers)) = interrupted {
             match self.carry_on(call, takeovers).await {
@@ -146,8 +149,8 @@ impl Owner {
         }
     }
 
-    /// What is left of a session that is served no more: its MCP servers are not needed here, and a node that ends leaves
-    /// it to another at once.
+    /// Cleans up after a session that is not served any more: closes its MCP connections. A node that ends hands the session
+    /// over first, so that another node can take it at once.
     async fn stopped(self) -> Option<Lease> {
         let Owner { app, lease, session, .. } = self;
         if app.halt.is_cancelled() {
@@ -168,7 +171,7 @@ impl Owner {
         }
     }
 
-    /// Waits for something to do; says whether it is time to let go.
+    /// Waits for something to do. Returns whether the session should be released, because nothing came.
     async fn wait(&mut self) -> bool {
         let wanted = self.lease.wanted().await;
         let time = if self.app.exceeds_history_cache(self.turn.bytes()) { Duration::ZERO } else { HISTORY_CACHE_TIME };
@@ -186,7 +189,7 @@ impl Owner {
         };
         drop(held);
         if expired && !wanted && self.app.cluster.is_shared() && self.app.mcp.connected(self.session) {
-            // What the session's MCP servers remember lives with this node until they are idle themselves.
+            // MCP servers may keep state for the session, so it stays on this node until their connections are idle too.
             return false;
         }
         if !expired && matches!(self.pause, Pause::Until(..)) {
@@ -195,7 +198,7 @@ impl Owner {
         expired && !wanted
     }
 
-    /// A revocation may have ended the pause early.
+    /// Reads the pause again, because the revocation of a key may have ended it early.
     async fn refresh_pause(&mut self) {
         if let Ok(row) = self.app.log.row(self.session).await
             && let Phase::Paused(owner, left) = row.phase
@@ -239,7 +242,7 @@ impl Owner {
                 if !matches!(error, Error::Unavailable(_)) {
                     return self.refuse(call.id, RpcError::internal()).await;
                 }
-                // Whoever can reach the database serves it: the session is taken anew, or given up.
+                // The call keeps its place. This node takes the session anew, or gives it to one that reaches the database.
                 self.lease.unclaim(call.id).await;
                 tokio::time::sleep(RETRY).await;
                 return Ended::Reload;
@@ -264,7 +267,7 @@ impl Owner {
     }
 }
 
-/// The data that decisions need, from the session's record.
+/// What the engine's decisions depend on, from the session's record and the configuration.
 pub(super) fn context(app: &App, record: Record) -> Context<'static> {
     let primary = app.providers.entry(&record.primary).cloned();
     let fallbacks = record.fallbacks.iter().filter_map(|name| {
