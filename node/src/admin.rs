@@ -17,7 +17,7 @@ use crate::config::AdminAuth;
 use crate::http::JSON;
 use crate::http::auth::bearer;
 use crate::http::problem::Problem;
-use crate::secret::{Kind, digest, same};
+use crate::secret::{Kind, constant_time_eq, digest};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
@@ -56,7 +56,7 @@ async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next)
             // Read for every request, so that a key which was replaced through another node is refused at once.
             let valid = app.accounts().admin_key().await?;
             let shown = digest(token);
-            if !Kind::Admin.matches(token) || !valid.is_some_and(|valid| same(&valid, &shown)) {
+            if !Kind::Admin.matches(token) || !valid.is_some_and(|valid| constant_time_eq(&valid, &shown)) {
                 return Err(Problem::invalid_admin_key());
             }
         }

@@ -1,6 +1,9 @@
-//! The configuration: flag over environment over file over default. The only place that reads the environment.
+//! The configuration: a flag wins over an environment variable, which wins over the file, which wins over the default.
 //!
-//! Parsing is pure: flags, environment and file text go in, a checked [`Config`] or one line that says what to change comes out.
+//! Only this module reads the process's environment. Apart from [`Config::load`], which reads the file, it has no effects:
+//! flags, variables and the file's text go in, and a checked [`Config`] or one line that says what to change comes out.
+//! Secrets are [`SecretString`] from the moment they are parsed, and no error and no `Debug` shows them.
+//!
 //! Each setting of [`Config`] without a remark of its own can be given as a flag, as `BAE_<NAME>`, and as `<name>` in the
 //! file's `[server]` table.
 
@@ -14,7 +17,7 @@ mod tests;
 
 pub use placeholder::{Unresolved, resolve};
 pub use registry::{Provider, default_base_url};
-pub use source::{Environment, Flags, Process};
+pub use source::{Environment, Flags, ProcessEnvironment};
 pub use telemetry::{METRICS, Telemetry};
 
 use crate::mcp::{Resolve, ServerConfig};
@@ -28,23 +31,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mistake of whoever started the program, as one line that says what to change. Exit code 2.
+/// A mistake in flags, variables or the file: one line that says what to change. The program exits with code 2.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(String);
 
 impl Usage {
-    /// Lines are joined.
+    /// The error with this text; line breaks in it become spaces.
     pub fn new(text: impl Into<String>) -> Self {
         let text = text.into();
         Self(if text.contains('\n') { text.split_whitespace().collect::<Vec<_>>().join(" ") } else { text })
     }
 }
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines for people.
     Text,
     /// One JSON object a line.
     Json,
@@ -53,9 +56,9 @@ pub enum LogFormat {
 /// Whether the admin port asks for the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminAuth {
-    /// It does.
+    /// Every request needs the key.
     Required,
-    /// `--dangerously-disable-admin-auth`: it does not.
+    /// `--dangerously-disable-admin-auth`: no request needs it.
     Disabled,
 }
 
@@ -64,18 +67,18 @@ pub enum AdminAuth {
 pub enum AdminKey {
     /// `BAE_ADMIN_KEY` holds it.
     Supplied(SecretString),
-    /// Made at the first start and written to the file.
+    /// Generated at the first start and written to the file.
     Made,
-    /// `--rotate-admin-key`: made anew and written to the file.
+    /// `--rotate-admin-key`: a new one is generated and written to the file.
     Rotated,
 }
 
-/// Where the data is.
+/// Where the data is stored.
 #[derive(Clone)]
 pub enum Database {
-    /// A file of this machine, for one node.
+    /// A file on this machine, for one node.
     Sqlite(PathBuf),
-    /// A server; the URL may hold a password.
+    /// A Postgres server, by its URL, which may hold a password.
     Postgres(SecretString),
 }
 
@@ -154,7 +157,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// What `[server]` can hold. `BAE_ADMIN_KEY` is not among them: secrets stay out of the file.
+/// The keys of `[server]`. `BAE_ADMIN_KEY` is not among them, so that the admin key stays out of the file.
 const SETTINGS: [&str; 25] = [
     "addr",
     "admin_addr",
@@ -210,7 +213,7 @@ impl Config {
         }
         let settings = Settings { flags, environment: environment.as_ref(), file: &table };
         let database = database(&settings)?;
-        absent(&settings)?;
+        check_sandbox_driver(&settings)?;
         let beside = match &database {
             Database::Sqlite(path) => path.with_file_name("admin.key"),
             Database::Postgres(_) => PathBuf::from("admin.key"),
@@ -246,7 +249,7 @@ impl Config {
         })
     }
 
-    /// A configured secret, put together for its use just now.
+    /// A configured secret with its `${NAME}` replaced. Called just before each use, so that a changed variable counts.
     ///
     /// # Errors
     /// When a variable that it names is not set.
@@ -254,7 +257,7 @@ impl Config {
         resolve(secret.expose_secret(), self.environment.as_ref())
     }
 
-    /// [`Config::resolve`] as a function of its own, for those who make connections later. Its error holds no value.
+    /// [`Config::resolve`] as a function that can be stored, for the MCP client. Its error holds no value.
     pub fn resolver(&self) -> Resolve {
         let environment = self.environment.clone();
         Arc::new(move |text| resolve(text, environment.as_ref()).map_err(|error| error.to_string()))
@@ -309,62 +312,62 @@ fn admin_key(settings: &Settings<'_>) -> Result<AdminKey, Usage> {
 }
 
 fn database(settings: &Settings<'_>) -> Result<Database, Usage> {
-    let Some(given) = settings.given("database_url") else { return Ok(Database::Sqlite("bae.db".into())) };
-    let url = given.text.trim();
+    let Some(value) = settings.value("database_url") else { return Ok(Database::Sqlite("bae.db".into())) };
+    let url = value.text.trim();
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         return Ok(Database::Postgres(url.into()));
     }
     let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
     match path {
-        None | Some("") => Err(given.refuse("must be sqlite:PATH, like sqlite:bae.db, or postgres://USER@HOST/NAME")),
+        None | Some("") => Err(value.refuse("must be sqlite:PATH, like sqlite:bae.db, or postgres://USER@HOST/NAME")),
         Some(path) if path.contains(":memory:") => {
-            Err(given.refuse("must name a file: sessions have to survive a restart; write sqlite:PATH"))
+            Err(value.refuse("must name a file: sessions have to survive a restart; write sqlite:PATH"))
         }
         Some(path) if path.contains('?') => {
-            Err(given.refuse("must be sqlite:PATH without parameters; drop the ? part"))
+            Err(value.refuse("must be sqlite:PATH without parameters; drop the ? part"))
         }
         Some(path) => Ok(Database::Sqlite(path.into())),
     }
 }
 
 fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordinator::cluster::redis::Settings>, Usage> {
-    // `dev` of one node says so with an empty one, whatever the environment names.
-    let Some(given) = settings.given("redis_url").filter(|given| !given.text.trim().is_empty()) else {
+    // An empty URL means none: `dev` with one node passes it, so that a variable of the environment has no effect.
+    let Some(value) = settings.value("redis_url").filter(|value| !value.text.trim().is_empty()) else {
         return Ok(None);
     };
     let known = ["redis://", "rediss://", "sentinel://", "sentinels://"];
-    if !known.iter().any(|scheme| given.text.trim().starts_with(scheme)) {
-        return Err(given.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
+    if !known.iter().any(|scheme| value.text.trim().starts_with(scheme)) {
+        return Err(value.refuse("must be redis://, rediss://, sentinel:// or sentinels://"));
     }
     if let Database::Sqlite(_) = database {
         return Err(
-            given.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres")
+            value.refuse("makes a cluster, and nodes cannot share a SQLite file; set BAE_DATABASE_URL to Postgres")
         );
     }
     Ok(Some(coordinator::cluster::redis::Settings {
-        url: given.text.trim().into(),
+        url: value.text.trim().into(),
         ca: settings.text("redis_ca").map(PathBuf::from),
         prefix: settings.text("redis_prefix").unwrap_or_else(|| "bae:".to_owned()),
         lease: settings.seconds("lease", 10)?,
     }))
 }
 
-/// What the contract knows and this version does not have: refused, for nobody should believe that it works.
-fn absent(settings: &Settings<'_>) -> Result<(), Usage> {
-    let Some(given) = settings.given("sandbox_driver") else { return Ok(()) };
-    match given.text.trim() {
+/// Refuses the sandbox drivers of the API: this version has none, and a server that ignored the setting would seem to have one.
+fn check_sandbox_driver(settings: &Settings<'_>) -> Result<(), Usage> {
+    let Some(value) = settings.value("sandbox_driver") else { return Ok(()) };
+    match value.text.trim() {
         "none" => Ok(()),
         driver @ ("docker" | "kubernetes") => {
-            Err(given.refuse(format!("is {driver}, which this version does not have yet; set it to none")))
+            Err(value.refuse(format!("is {driver}, which this version does not have yet; set it to none")))
         }
-        other => Err(given.refuse(format!("must be docker, kubernetes or none, not \"{other}\""))),
+        other => Err(value.refuse(format!("must be docker, kubernetes or none, not \"{other}\""))),
     }
 }
 
 fn filter(settings: &Settings<'_>, name: &'static str) -> Result<String, Usage> {
     let valid = |text: &str| tracing_subscriber::EnvFilter::try_new(text).ok().map(|_| text.to_owned());
-    let given = settings.parsed(name, "a log filter, like info or info,node=debug", valid)?;
-    Ok(given.unwrap_or_else(|| "info".to_owned()))
+    let filter = settings.parsed(name, "a log filter, like info or info,node=debug", valid)?;
+    Ok(filter.unwrap_or_else(|| "info".to_owned()))
 }
 
 fn log_format(text: &str) -> Option<LogFormat> {

@@ -1,31 +1,31 @@
-//! Secrets of the API (companion 1.2): made here, shown once, kept only as digests.
+//! Keys and tokens of the API (companion 1.2): generated here, shown once, and stored only as digests.
 //!
-//! A secret is a prefix and 24 random bytes in hex: 192 bits, so SHA-256 and an indexed lookup are enough, and a slow hash
-//! would only cost time on every request.
+//! A secret is a prefix and 24 random bytes in hex. With 192 random bits nobody can guess a secret from its digest, so SHA-256
+//! is enough: a slow password hash would only cost time on every request.
 
 pub use coordinator::accounts::Digest;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
-/// Random bytes in a secret.
+/// The number of random bytes in a secret.
 const ENTROPY: usize = 24;
-/// Characters of a secret that lists may show.
-const SHOWN: usize = 8;
+/// How many characters of a secret lists show.
+const VISIBLE: usize = 8;
 
-/// What a secret opens.
+/// What a secret gives access to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Opens and joins sessions of a profile.
+    /// A client key: creates and joins sessions of its profile.
     Client,
-    /// One session.
+    /// A session token: joins one session.
     Session,
-    /// The admin port.
+    /// The admin key: everything on the admin port.
     Admin,
 }
 
 impl Kind {
-    /// What every secret of this kind starts with. Must never change.
+    /// What every secret of this kind starts with. It must never change, because issued secrets start with it.
     pub fn prefix(self) -> &'static str {
         match self {
             Kind::Client => "bae_",
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// Makes a new one.
+    /// Generates a new secret of this kind.
     ///
     /// # Errors
     /// When the operating system has no random bytes to give.
@@ -44,7 +44,7 @@ impl Kind {
         Ok(format!("{}{}", self.prefix(), hex::encode(bytes)).into())
     }
 
-    /// Whether a text has the form of this kind. What does not need not be looked up.
+    /// Whether a text has the form of this kind. A text that has not is refused without a look into the database.
     pub fn matches(self, text: &str) -> bool {
         let digits =
             |hex: &str| hex.len() == 2 * ENTROPY && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -57,13 +57,13 @@ pub fn digest(secret: &str) -> Digest {
     Digest(Sha256::digest(secret.as_bytes()).into())
 }
 
-/// The part of a secret that lists show.
-pub fn shown_part(secret: &SecretString) -> String {
-    secret.expose_secret().chars().take(SHOWN).collect()
+/// The first characters of a secret, by which lists let people tell keys apart.
+pub fn visible_prefix(secret: &SecretString) -> String {
+    secret.expose_secret().chars().take(VISIBLE).collect()
 }
 
-/// Whether two digests are the same, in a time that does not tell where they differ.
-pub fn same(left: &Digest, right: &Digest) -> bool {
+/// Whether two digests are equal. The comparison takes the same time wherever they differ.
+pub fn constant_time_eq(left: &Digest, right: &Digest) -> bool {
     left.0.ct_eq(&right.0).into()
 }
 
@@ -80,7 +80,7 @@ mod tests {
             for of in [Kind::Client, Kind::Session, Kind::Admin] {
                 assert_eq!(of.matches(one.expose_secret()), of == kind, "{of:?} {kind:?}");
             }
-            assert_eq!(shown_part(&one), one.expose_secret()[..8]);
+            assert_eq!(visible_prefix(&one), one.expose_secret()[..8]);
         }
     }
 
@@ -101,6 +101,6 @@ mod tests {
         let digest = digest("abc");
         assert_eq!(hex::encode(digest.0), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!(format!("{digest:?}"), "Digest(…)");
-        assert!(same(&digest, &super::digest("abc")) && !same(&digest, &super::digest("abd")));
+        assert!(constant_time_eq(&digest, &super::digest("abc")) && !constant_time_eq(&digest, &super::digest("abd")));
     }
 }

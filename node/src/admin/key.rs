@@ -5,7 +5,7 @@
 //! to a file beside it (`<file>.new`), and a start after a crash finds it there and publishes it.
 
 use crate::config::{AdminAuth, AdminKey, Config};
-use crate::secret::{Kind, digest, same};
+use crate::secret::{Kind, constant_time_eq, digest};
 use coordinator::accounts::{Accounts, Digest};
 use secrecy::{ExposeSecret, SecretString};
 use std::fs;
@@ -48,7 +48,7 @@ pub(crate) async fn prepare(config: &Config, accounts: &Accounts) -> Result<(), 
         AdminKey::Supplied(secret) => {
             let supplied = digest(secret.expose_secret());
             match accounts.admin_key().await? {
-                Some(current) if same(&current, &supplied) => Ok(()),
+                Some(current) if constant_time_eq(&current, &supplied) => Ok(()),
                 Some(_) | None => Ok(accounts.replace_admin_key(supplied).await?),
             }
         }
@@ -145,7 +145,7 @@ impl KeyFile {
     fn recover(&self, current: &Digest) -> Result<(), Error> {
         let pending = read_secret(&self.pending()).map_err(|error| self.refuse("read", &error))?;
         let Some(secret) = pending else { return Ok(()) };
-        if same(&digest(secret.expose_secret()), current) {
+        if constant_time_eq(&digest(secret.expose_secret()), current) {
             self.publish(&secret)?;
             tracing::info!(file = %self.path.display(), "the admin key is in the file");
         } else {

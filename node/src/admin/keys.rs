@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::http::pagination::{Items, Page};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
-use crate::secret::{Kind, digest, shown_part};
+use crate::secret::{Kind, digest, visible_prefix};
 use crate::session::revocation::{self, Origin};
 use axum::Json;
 use axum::body::Body;
@@ -65,7 +65,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, headers: HeaderMap, body
     check_name("name", &sent.name)?;
     let profile = sent.profile_id.parse().map_err(|_| Problem::bad_request("profile_id is not the id of a profile"))?;
     let secret = Kind::Client.generate()?;
-    let prefix = shown_part(&secret);
+    let prefix = visible_prefix(&secret);
     let made = app.accounts().create_key(sent.name, prefix, digest(secret.expose_secret()), profile).await;
     let made = made.map_err(|error| match error {
         Error::NotFound => Problem::profile_for_key_missing(),

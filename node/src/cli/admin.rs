@@ -205,7 +205,7 @@ enum Whole {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let client = Client::new(args.connection, &crate::config::Process)?;
+    let client = Client::new(args.connection, &crate::config::ProcessEnvironment)?;
     let shown = match args.command {
         Command::Profile(command) => profile(&client, command).await?,
         Command::Key(command) => key(&client, command).await?,

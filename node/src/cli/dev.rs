@@ -11,12 +11,13 @@ mod services;
 use super::serve::{allow_open_files, bind, given};
 use super::{Failure, print, signals};
 use crate::admin::key;
-use crate::config::{Config, Environment, Flags, Process, Provider, Usage, default_base_url};
+use crate::config::{Config, Environment, Flags, ProcessEnvironment, Provider, Usage, default_base_url};
 use crate::lifecycle;
 use crate::logging;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
 use engine::provider::{Entry, Wire};
+use secrecy::ExposeSecret;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,7 +72,7 @@ const VENDORS: [Vendor; 2] = [
 ];
 
 pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
-    let environment: Arc<dyn Environment> = Arc::new(Process);
+    let environment: Arc<dyn Environment> = Arc::new(ProcessEnvironment);
     let vendor = VENDORS.iter().find(|vendor| environment.get(vendor.variable).is_some_and(|key| !key.is_empty()));
     if args.model.is_some() && vendor.is_none() {
         return Err(Usage::new("--model needs a vendor's key: set ANTHROPIC_API_KEY or OPENAI_API_KEY").into());
@@ -83,8 +84,8 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     };
     let mut flags = flags(&args, environment.as_ref())?;
     if let Some(services) = &services {
-        flags.values.insert("database_url", services.database_url.clone());
-        flags.values.insert("redis_url", services.redis_url.clone());
+        flags.values.insert("database_url", services.database_url.expose_secret().to_owned());
+        flags.values.insert("redis_url", services.redis_url.expose_secret().to_owned());
     } else {
         // A laptop's server is alone, whatever another one's environment says.
         flags.values.insert("redis_url", String::new());

@@ -2,7 +2,7 @@
 
 use super::{Failure, signals};
 use crate::admin::key;
-use crate::config::{Config, Database, Flags, Process, Usage};
+use crate::config::{Config, Database, Flags, ProcessEnvironment, Usage};
 use crate::lifecycle::{self, Ports};
 use crate::logging;
 use coordinator::accounts::Accounts;
@@ -46,7 +46,7 @@ struct Common {
     /// The configuration file, TOML [BAE_CONFIG]
     #[arg(long, value_name = "PATH")]
     config: Option<String>,
-    /// The database, sqlite:PATH [BAE_DATABASE_URL; default sqlite:bae.db]
+    /// The database, sqlite:PATH or postgres://USER@HOST/NAME [BAE_DATABASE_URL; default sqlite:bae.db]
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
     /// What is logged [BAE_LOG; default info]
@@ -91,7 +91,7 @@ impl Args {
 }
 
 pub(super) async fn serve(args: Args) -> Result<(), Failure> {
-    let config = Config::load(&args.flags(), Arc::new(Process))?;
+    let config = Config::load(&args.flags(), Arc::new(ProcessEnvironment))?;
     logging::start(&config);
     allow_open_files();
     let stop = signals::stop()?;
@@ -102,7 +102,7 @@ pub(super) async fn serve(args: Args) -> Result<(), Failure> {
 }
 
 pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
-    let config = Config::load(&args.common.flags(), Arc::new(Process))?;
+    let config = Config::load(&args.common.flags(), Arc::new(ProcessEnvironment))?;
     logging::start(&config);
     let db = open(&config).await?;
     db.close().await;

@@ -1,4 +1,4 @@
-//! The configuration file's form. Unknown keys are refused: a misspelt one would be silently without effect.
+//! Reads the configuration file. Unknown keys are refused, because a misspelt one would have no effect without a word.
 
 use super::{Usage, registry, telemetry};
 use serde::Deserialize;
@@ -8,29 +8,30 @@ use std::path::Path;
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct File {
-    pub server: BTreeMap<String, Plain>,
+    pub server: BTreeMap<String, TomlValue>,
     pub providers: registry::Providers,
     pub mcp: registry::Mcp,
     pub telemetry: telemetry::Table,
 }
 
-/// A setting in `[server]`, as the text that an environment variable would hold.
+/// A value in `[server]`. Settings there may be written with their TOML type or as text.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(super) enum Plain {
+pub(super) enum TomlValue {
     Text(String),
-    Whole(i64),
-    Part(f64),
-    Switch(bool),
+    Integer(i64),
+    Float(f64),
+    Boolean(bool),
 }
 
-impl Plain {
+impl TomlValue {
+    /// The text that an environment variable would hold.
     pub fn text(&self) -> String {
         match self {
-            Plain::Text(text) => text.clone(),
-            Plain::Whole(number) => number.to_string(),
-            Plain::Part(number) => number.to_string(),
-            Plain::Switch(on) => on.to_string(),
+            TomlValue::Text(text) => text.clone(),
+            TomlValue::Integer(number) => number.to_string(),
+            TomlValue::Float(number) => number.to_string(),
+            TomlValue::Boolean(on) => on.to_string(),
         }
     }
 }
@@ -46,7 +47,7 @@ pub(super) fn read(path: &Path) -> Result<String, Usage> {
     }
 }
 
-/// Parses a file's text. The message names the line, and shows nothing of it.
+/// Parses a file's text. The error names the line and does not quote it, because it may hold a secret.
 pub(super) fn parse(text: &str) -> Result<File, Usage> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();

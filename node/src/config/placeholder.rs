@@ -1,13 +1,13 @@
-//! `${NAME}` in a configured secret: replaced by the environment's variable just before the secret is used, so that it is
-//! neither kept nor shown, and a rotated one is found.
+//! `${NAME}` in a configured secret stands for an environment variable. It is replaced just before the secret is used, so that
+//! the value is neither kept nor shown, and a changed variable counts.
 
 use super::Environment;
 use secrecy::SecretString;
 
-/// A secret that could not be put together. Names what is missing, never a value.
+/// Why a placeholder could not be replaced. It names the variable and never holds a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unresolved {
-    /// No such variable.
+    /// The variable is not set.
     #[error("environment variable {0} is not set")]
     Unset(String),
     /// `${` without its `}`.
@@ -15,7 +15,7 @@ pub enum Unresolved {
     Unterminated,
 }
 
-/// Replaces every `${NAME}`. What was put in is not looked at again.
+/// Replaces every `${NAME}` once: placeholders in a variable's value stay as they are.
 ///
 /// # Errors
 /// See [`Unresolved`].

@@ -1,4 +1,5 @@
-//! The registries of the file: `[[providers.entries]]` and `[[mcp.servers]]`. Two name spaces; a profile refers to both.
+//! The file's `[[providers.entries]]` and `[[mcp.servers]]`: parsed and checked. Profiles refer to their entries by name. A
+//! provider and an MCP server may have the same name.
 
 use super::Usage;
 use crate::mcp::{ServerConfig, Transport};
@@ -8,16 +9,16 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A model that sessions can use.
+/// One of `[[providers.entries]]`: a model that sessions can use.
 #[derive(Debug, Clone)]
 pub struct Provider {
-    /// What decisions need: name, wire format, effective URL, model, output budget.
+    /// What the engine needs to know of it: name, wire format, effective URL, model, output budget.
     pub entry: Entry,
-    /// Its key, with `${NAME}` unresolved.
+    /// The vendor's API key, with `${NAME}` not yet replaced.
     pub auth_token: SecretString,
-    /// For one attempt with all its retries. Default 600 s.
+    /// The time for one attempt with all its retries. Default 600 s.
     pub timeout: Duration,
-    /// Retries of one attempt. Default 2.
+    /// How often one attempt is retried. Default 2.
     pub max_retries: u32,
 }
 
@@ -34,7 +35,7 @@ struct ProviderTable {
     provider: String,
     base_url: Option<String>,
     model: String,
-    auth_token: Option<String>,
+    auth_token: Option<SecretString>,
     max_tokens: Option<u32>,
     timeout_secs: Option<f64>,
     max_retries: Option<u32>,
@@ -53,12 +54,12 @@ struct ServerTable {
     transport: String,
     command: Option<String>,
     args: Vec<String>,
-    env: BTreeMap<String, String>,
+    env: BTreeMap<String, SecretString>,
     url: Option<String>,
-    headers: BTreeMap<String, String>,
+    headers: BTreeMap<String, SecretString>,
 }
 
-/// The vendor's host, unless an entry names another.
+/// The URL of the vendor's API, which counts when an entry names no other.
 pub fn default_base_url(wire: Wire) -> &'static str {
     match wire {
         Wire::Anthropic => "https://api.anthropic.com",
@@ -109,7 +110,7 @@ impl ProviderTable {
                 max_tokens,
                 name,
             },
-            auth_token: auth_token.into(),
+            auth_token,
             timeout,
             max_retries,
         })
@@ -135,14 +136,10 @@ impl ServerTable {
         let endpoint = || {
             let url = given(url, "url")?;
             check_url(&url).map_err(|what| refuse(format!("url {what}")))?;
-            let mut secret = BTreeMap::new();
-            for (header, value) in headers {
-                if http::HeaderName::try_from(&header).is_err() {
-                    return Err(refuse(format!("\"{header}\" in headers is not a header name")));
-                }
-                secret.insert(header, SecretString::from(value));
+            match headers.keys().find(|header| http::HeaderName::try_from(*header).is_err()) {
+                Some(header) => Err(refuse(format!("\"{header}\" in headers is not a header name"))),
+                None => Ok((url, headers)),
             }
-            Ok((url, secret))
         };
         let transport = match transport.as_str() {
             "stdio" => Transport::Stdio { command: given(command, "command")?, args, env },
@@ -157,7 +154,7 @@ impl ServerTable {
     }
 }
 
-/// Every table has a name, and no two have the same.
+/// Checks that every table has a name, and that no two have the same.
 fn names<'a>(tables: &str, names: impl Iterator<Item = &'a str>) -> Result<(), Usage> {
     let mut seen = std::collections::BTreeSet::new();
     for (index, name) in names.enumerate() {
@@ -171,7 +168,8 @@ fn names<'a>(tables: &str, names: impl Iterator<Item = &'a str>) -> Result<(), U
     Ok(())
 }
 
-/// Fails with the rest of a sentence that begins with the name of the URL. The URL itself may hold a secret: it is not shown.
+/// Checks a URL. The error is a sentence without its subject, to which the caller adds the name of the setting. It does not
+/// show the URL, which may hold a secret.
 pub(super) fn check_url(text: &str) -> Result<(), &'static str> {
     let url = reqwest::Url::parse(text).map_err(|_| "is not a URL; write http://HOST or https://HOST")?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {

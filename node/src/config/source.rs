@@ -1,20 +1,21 @@
-//! Where settings come from: flags, the environment, the `[server]` table of the file, and in that order.
+//! Where settings come from: flags, then the environment, then the `[server]` table of the file. The first that holds a
+//! setting wins.
 
 use super::Usage;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The environment, as a thing that can be passed in: a test passes a map.
+/// Environment variables, as a trait so that tests can pass a map instead of the process's own.
 pub trait Environment: Send + Sync {
     /// The value of a variable, if it is set.
     fn get(&self, name: &str) -> Option<String>;
 }
 
-/// The environment of this process.
+/// The environment of this process. Nothing else reads it.
 #[derive(Debug, Clone, Copy)]
-pub struct Process;
+pub struct ProcessEnvironment;
 
-impl Environment for Process {
+impl Environment for ProcessEnvironment {
     fn get(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }
@@ -26,8 +27,8 @@ impl<K: std::borrow::Borrow<str> + Ord + Send + Sync> Environment for BTreeMap<K
     }
 }
 
-/// What was given on the command line.
-#[derive(Debug, Clone, Default)]
+/// What was given on the command line. Without `Debug`: a database URL may hold a password.
+#[derive(Clone, Default)]
 pub struct Flags {
     /// Flags with a value, by setting: `addr` is `--addr`, `BAE_ADDR` and `[server] addr`.
     pub values: BTreeMap<&'static str, String>,
@@ -37,65 +38,67 @@ pub struct Flags {
     pub disable_admin_auth: bool,
 }
 
-/// The sources, one over the other.
+/// All sources of settings. A flag wins over a variable, which wins over the file.
 pub(super) struct Settings<'a> {
     pub flags: &'a Flags,
     pub environment: &'a dyn Environment,
     pub file: &'a BTreeMap<String, String>,
 }
 
-/// A setting that somebody has made.
-pub(super) struct Given {
+/// A setting that one of the sources holds.
+pub(super) struct SettingValue {
     pub text: String,
-    /// How its maker calls it, for messages.
-    pub called: String,
+    /// The flag, variable or key of the file that it comes from, for messages.
+    pub origin: String,
 }
 
-impl Given {
+impl SettingValue {
+    /// An error that names the origin and goes on with `what`. It does not show the value, which may be a secret.
     pub fn refuse(&self, what: impl std::fmt::Display) -> Usage {
-        Usage::new(format!("{} {what}", self.called))
+        Usage::new(format!("{} {what}", self.origin))
     }
 }
 
 impl Settings<'_> {
     /// A setting by its name in the file. An empty environment variable counts as not set.
-    pub fn given(&self, name: &'static str) -> Option<Given> {
+    pub fn value(&self, name: &'static str) -> Option<SettingValue> {
         if let Some(text) = self.flags.values.get(name) {
-            return Some(Given { text: text.clone(), called: format!("--{}", name.replace('_', "-")) });
+            return Some(SettingValue { text: text.clone(), origin: format!("--{}", name.replace('_', "-")) });
         }
         let variable = format!("BAE_{}", name.to_ascii_uppercase());
         if let Some(text) = self.environment.get(&variable).filter(|text| !text.is_empty()) {
-            return Some(Given { text, called: variable });
+            return Some(SettingValue { text, origin: variable });
         }
-        self.file.get(name).map(|text| Given { text: text.clone(), called: format!("[server] {name}") })
+        self.file.get(name).map(|text| SettingValue { text: text.clone(), origin: format!("[server] {name}") })
     }
 
-    /// A setting as text.
+    /// A setting as it was written.
     pub fn text(&self, name: &'static str) -> Option<String> {
-        self.given(name).map(|given| given.text)
+        self.value(name).map(|value| value.text)
     }
 
-    /// A setting read by `parse`; `must` says what it must be.
+    /// A setting converted by `parse`. When that fails, the error shows the value and says that it must be `must`, so this is
+    /// not for secrets.
     pub fn parsed<T>(
         &self,
         name: &'static str,
         must: &str,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Option<T>, Usage> {
-        let Some(given) = self.given(name) else { return Ok(None) };
-        match parse(given.text.trim()) {
-            Some(value) => Ok(Some(value)),
-            None => Err(given.refuse(format!("must be {must}, not \"{}\"", given.text.trim()))),
+        let Some(value) = self.value(name) else { return Ok(None) };
+        match parse(value.text.trim()) {
+            Some(parsed) => Ok(Some(parsed)),
+            None => Err(value.refuse(format!("must be {must}, not \"{}\"", value.text.trim()))),
         }
     }
 
-    /// A time in seconds above zero; parts of seconds may follow a point.
+    /// A time in seconds above zero, also with a fraction.
     pub fn seconds(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
         let parse = |text: &str| seconds(text).filter(|time| !time.is_zero());
         Ok(self.parsed(name, "a number of seconds above 0", parse)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
 
-    /// A time in seconds, of which zero has a meaning of its own.
+    /// A time in seconds, where zero is allowed.
     pub fn seconds_or_zero(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
         Ok(self.parsed(name, "a number of seconds", seconds)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
@@ -106,7 +109,7 @@ impl Settings<'_> {
         Ok(self.parsed(name, "a whole number above 0", parse)?.unwrap_or(default))
     }
 
-    /// A switch, off unless somebody turned it on.
+    /// A switch, off by default.
     pub fn switch(&self, name: &'static str) -> Result<bool, Usage> {
         let parse = |text: &str| match text.to_ascii_lowercase().as_str() {
             "1" | "true" => Some(true),
@@ -117,7 +120,7 @@ impl Settings<'_> {
     }
 }
 
-/// The longest time that a setting may hold: a year.
+/// The longest time that a setting may hold, in seconds: a year.
 const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
 
 fn seconds(text: &str) -> Option<Duration> {

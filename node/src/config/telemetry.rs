@@ -1,4 +1,4 @@
-//! `[telemetry]`: what is exported, and where to.
+//! `[telemetry]`: which traces and metrics are exported, and to which collector. Parsed and checked here.
 
 use super::Usage;
 use super::registry::check_url;
@@ -28,19 +28,19 @@ pub const METRICS: [&str; 15] = [
 /// The `[telemetry]` table.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
-    /// Default false.
+    /// Whether anything is exported. Default false.
     pub enabled: bool,
-    /// Where the collector listens.
+    /// The collector's URL.
     pub otlp_endpoint: Option<String>,
-    /// Headers to the collector, with `${NAME}` unresolved.
+    /// Headers of requests to the collector, with `${NAME}` not yet replaced.
     pub otlp_headers: BTreeMap<String, SecretString>,
     /// The share of traces that is kept, 0 to 1. Default 1.
     pub sample_ratio: f64,
-    /// Default `baesrv`.
+    /// The name under which this node exports. Default `baesrv`.
     pub service_name: String,
-    /// `[telemetry.traces] enabled`. Default true.
+    /// `[telemetry.traces] enabled`: whether traces are exported. Default true.
     pub traces: bool,
-    /// `[telemetry.metrics] enabled`. Default true.
+    /// `[telemetry.metrics] enabled`: whether metrics are exported. Default true.
     pub metrics: bool,
     /// `[telemetry.metrics] disabled`: metrics that are not exported.
     pub disabled_metrics: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Telemetry {
 pub(super) struct Table {
     enabled: bool,
     otlp_endpoint: Option<String>,
-    otlp_headers: BTreeMap<String, String>,
+    otlp_headers: BTreeMap<String, SecretString>,
     sample_ratio: f64,
     service_name: String,
     traces: Traces,
@@ -129,7 +129,7 @@ impl Table {
         Ok(Telemetry {
             enabled: self.enabled,
             otlp_endpoint: self.otlp_endpoint,
-            otlp_headers: self.otlp_headers.into_iter().map(|(name, value)| (name, value.into())).collect(),
+            otlp_headers: self.otlp_headers,
             sample_ratio: self.sample_ratio,
             service_name: self.service_name,
             traces: self.traces.enabled,

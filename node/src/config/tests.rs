@@ -235,7 +235,7 @@ fn a_whole_file() {
 
     let [stdio, http, sse] = &config.mcp_servers[..] else { panic!("three servers") };
     let Transport::Stdio { command, args, env } = &stdio.transport else { panic!("stdio") };
-    assert_eq!((command.as_str(), args[0].as_str(), env["K"].as_str()), ("run", "a b", "v"));
+    assert_eq!((command.as_str(), args[0].as_str(), env["K"].expose_secret()), ("run", "a b", "v"));
     let Transport::Http { url, headers } = &http.transport else { panic!("http") };
     assert_eq!(url, "https://h/mcp");
     assert_eq!(config.resolve(&headers["Authorization"]).unwrap().expose_secret(), "Bearer hush");
@@ -357,4 +357,74 @@ fn a_missing_file_counts_as_empty() {
     let flags = Flags { values: [("config", folder.clone())].into(), ..Flags::default() };
     let text = Config::load(&flags, Arc::new(BTreeMap::<String, String>::new())).unwrap_err().to_string();
     assert!(text.starts_with(&format!("cannot read the configuration file {folder}: ")), "{text}");
+}
+
+/// Every place that may hold a secret holds `hush` here.
+const SECRETS: &str = r#"
+[server]
+database_url = "postgres://u:hush@h/bae"
+redis_url = "redis://u:hush@h"
+
+[[providers.entries]]
+name = "main"
+provider = "anthropic"
+model = "m"
+auth_token = "hush"
+
+[[mcp.servers]]
+name = "stdio"
+transport = "stdio"
+command = "run"
+env = { K = "hush" }
+
+[[mcp.servers]]
+name = "web"
+transport = "http"
+url = "https://h/mcp"
+headers = { Authorization = "Bearer hush" }
+
+[telemetry]
+otlp_endpoint = "http://collector:4317"
+otlp_headers = { x-token = "hush" }
+"#;
+
+#[test]
+fn secrets_are_in_no_debug_form() {
+    let config = built(&[], &[], SECRETS).unwrap();
+    assert!(matches!(&config.database, Database::Postgres(url) if url.expose_secret().contains("hush")));
+    let text = format!(
+        "{config:?} {} {:?} {:?} {:?} {:?}",
+        config.database,
+        config.redis.as_ref().map(|redis| &redis.url),
+        config.providers,
+        config.mcp_servers,
+        config.telemetry
+    );
+    assert!(!text.contains("hush"), "{text}");
+}
+
+#[test]
+fn secrets_are_in_no_error() {
+    let wrong = [
+        ("postgres://u:hush@h/bae", "mysql://u:hush@h/bae"),
+        ("postgres://u:hush@h/bae", "sqlite:hush?key=hush"),
+        ("redis://u:hush@h", "http://u:hush@h"),
+        ("https://h/mcp", "https://u:hush@h/mcp"),
+        ("https://h/mcp", "hush"),
+        ("http://collector:4317", "http://u:hush@collector:4317"),
+        ("Authorization =", "\"a b\" ="),
+        ("x-token =", "\"x token\" ="),
+        ("model = \"m\"", "model = \"m\"\nbase_url = \"http://u:hush@h\""),
+        ("auth_token = \"hush\"", "auth_token = \"hush"),
+        ("auth_token = \"hush\"", "auth_token = [\"hush\"]"),
+        ("auth_token = \"hush\"", "auth_token = hush"),
+        ("K = \"hush\"", "K = { hush = \"hush\" }"),
+    ];
+    for (right, wrong) in wrong {
+        assert!(SECRETS.contains(right), "{right}");
+        let text = refused(&[], &SECRETS.replace(right, wrong));
+        assert!(!text.contains("hush"), "{wrong}: {text}");
+    }
+    let text = refused(&[("BAE_ADMIN_KEY", "hush")], "");
+    assert!(!text.contains("hush"), "{text}");
 }

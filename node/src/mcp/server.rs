@@ -6,7 +6,6 @@
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 /// Turns a configured header value into the one that is sent: it gets the whole value and replaces every `${NAME}` in it.
@@ -23,7 +22,7 @@ pub struct ServerConfig {
 }
 
 /// How a server is reached.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub enum Transport {
     /// A child process that reads and writes JSON lines.
     Stdio {
@@ -31,8 +30,8 @@ pub enum Transport {
         command: String,
         /// Its arguments.
         args: Vec<String>,
-        /// Variables beside the inherited ones, passed verbatim.
-        env: BTreeMap<String, String>,
+        /// Variables in addition to the inherited ones, passed as they are.
+        env: BTreeMap<String, SecretString>,
     },
     /// Streamable HTTP.
     Http {
@@ -61,25 +60,6 @@ impl Transport {
     }
 }
 
-impl fmt::Debug for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Transport::Stdio { command, args, env } => f
-                .debug_struct("Stdio")
-                .field("command", command)
-                .field("args", args)
-                .field("env", &env.keys().collect::<Vec<_>>())
-                .finish(),
-            Transport::Http { url, headers } => {
-                f.debug_struct("Http").field("url", url).field("headers", headers).finish()
-            }
-            Transport::Sse { url, headers } => {
-                f.debug_struct("Sse").field("url", url).field("headers", headers).finish()
-            }
-        }
-    }
-}
-
 /// The headers as they are sent, marked sensitive. The error says which header is wrong, not what it holds.
 pub(super) fn resolve_headers(
     headers: &BTreeMap<String, SecretString>,
@@ -104,7 +84,7 @@ mod tests {
     #[test]
     fn secrets_are_not_printed() {
         let headers = BTreeMap::from([("Authorization".to_owned(), SecretString::from("Bearer hush"))]);
-        let env = BTreeMap::from([("TOKEN".to_owned(), "hush".to_owned())]);
+        let env = BTreeMap::from([("TOKEN".to_owned(), SecretString::from("hush"))]);
         for transport in [
             Transport::Http { url: "http://h/".to_owned(), headers: headers.clone() },
             Transport::Sse { url: "http://h/".to_owned(), headers: headers.clone() },

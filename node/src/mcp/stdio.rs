@@ -12,6 +12,7 @@ use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
 use rmcp::RoleClient;
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
+use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -52,7 +53,7 @@ impl Process {
     pub(super) fn spawn(
         command: &str,
         args: &[String],
-        env: &BTreeMap<String, String>,
+        env: &BTreeMap<String, SecretString>,
         settings: &Settings,
         ended: Ended,
     ) -> io::Result<Self> {
@@ -61,7 +62,7 @@ impl Process {
                 .args(args)
                 .env_clear()
                 .envs(settings.environment.iter().map(|(name, value)| (name, value)))
-                .envs(env)
+                .envs(env.iter().map(|(name, value)| (name, value.expose_secret())))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())

@@ -49,7 +49,7 @@ impl Place {
     }
 
     async fn opens(&self, key: &str) -> bool {
-        self.accounts.admin_key().await.unwrap().is_some_and(|current| same(&current, &digest(key)))
+        self.accounts.admin_key().await.unwrap().is_some_and(|current| constant_time_eq(&current, &digest(key)))
     }
 }
 

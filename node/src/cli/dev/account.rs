@@ -3,7 +3,7 @@
 use super::super::Failure;
 use super::MODELS;
 use crate::admin::key::{read_secret, write_secret};
-use crate::secret::{Kind, digest, shown_part};
+use crate::secret::{Kind, digest, visible_prefix};
 use coordinator::accounts::{Accounts, Profile, ProfileFields};
 use engine::ids::ProfileId;
 use secrecy::{ExposeSecret, SecretString};
@@ -45,7 +45,7 @@ pub(super) async fn prepare(
     let random = |error| Failure::Runtime(format!("the operating system gives no random bytes: {error}"));
     let secret = Kind::Client.generate().map_err(random)?;
     let digest = digest(secret.expose_secret());
-    accounts.create_key(NAME.to_owned(), shown_part(&secret), digest, profile).await?;
+    accounts.create_key(NAME.to_owned(), visible_prefix(&secret), digest, profile).await?;
     write_secret(file, &secret).map_err(refuse)?;
     Ok(secret)
 }

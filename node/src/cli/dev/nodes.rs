@@ -1,8 +1,11 @@
-//! `baesrv dev --nodes N`: a cluster on one machine, to watch a takeover. Each node is a process of its own; a small front
-//! gives them connections in turn, and leaves out those that are gone.
+//! `baesrv dev --nodes N`: a cluster on one machine, to watch one node take over from another.
+//!
+//! Each node is a `baesrv serve` process of its own. A TCP proxy on the usual ports gives each connection to the next node,
+//! and skips nodes that do not accept connections.
 
 use super::super::Failure;
 use super::services::{Services, free_port, listening, spawn};
+use crate::admin::key::write_secret;
 use crate::config::{AdminKey, Config, Provider};
 use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};
@@ -16,8 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
-/// What a node may take longer than its own shutdown timeout to end.
-const SLACK: Duration = Duration::from_secs(10);
+/// How much longer than its own shutdown timeout a node may take to exit before it is killed.
+const SHUTDOWN_MARGIN: Duration = Duration::from_secs(10);
 
 /// A node's process.
 struct Node {
@@ -28,7 +31,7 @@ struct Node {
     log: PathBuf,
 }
 
-/// What the nodes have in common.
+/// What all nodes share.
 pub(super) struct Cluster<'a> {
     pub config: &'a Config,
     pub services: &'a Services,
@@ -38,7 +41,8 @@ pub(super) struct Cluster<'a> {
 }
 
 impl Cluster<'_> {
-    /// Starts the nodes behind the ports, says `banner`, and runs until the stop; then drains them. `provider` is known to them beside the file's.
+    /// Starts the nodes behind the ports, prints `banner`, and runs until the stop; then it stops the nodes and waits for
+    /// them. They know `provider` in addition to those in the configuration file.
     pub async fn run(
         &self,
         count: u8,
@@ -67,23 +71,23 @@ impl Cluster<'_> {
         }
         super::super::print(&text);
         let ended = CancellationToken::new();
-        let fronts = [
-            tokio::spawn(front(ports.client, nodes.iter().map(|node| node.client).collect(), ended.clone())),
-            tokio::spawn(front(ports.admin, nodes.iter().map(|node| node.admin).collect(), ended.clone())),
+        let proxies = [
+            tokio::spawn(proxy(ports.client, nodes.iter().map(|node| node.client).collect(), ended.clone())),
+            tokio::spawn(proxy(ports.admin, nodes.iter().map(|node| node.admin).collect(), ended.clone())),
         ];
-        let patience = self.config.shutdown_timeout + SLACK;
-        let watched: Vec<_> = nodes.into_iter().map(|node| tokio::spawn(watch(node, stop.clone(), patience))).collect();
+        let timeout = self.config.shutdown_timeout + SHUTDOWN_MARGIN;
+        let watched: Vec<_> = nodes.into_iter().map(|node| tokio::spawn(watch(node, stop.clone(), timeout))).collect();
         for node in watched {
             let _ = node.await;
         }
         ended.cancel();
-        for front in fronts {
-            let _ = front.await;
+        for proxy in proxies {
+            let _ = proxy.await;
         }
         Ok(())
     }
 
-    /// The key of the admin port: supplied, or in the file where it was made.
+    /// The key of the admin port: the supplied one, or the generated one, which is read from its file.
     fn admin_key(&self) -> Result<SecretString, Failure> {
         if let AdminKey::Supplied(key) = &self.config.admin_key {
             return Ok(key.clone());
@@ -93,7 +97,8 @@ impl Cluster<'_> {
         read.map_err(|error| Failure::Runtime(format!("cannot read the admin key in {}: {error}", path.display())))
     }
 
-    /// The nodes' configuration file: the given one, and the provider that was chosen.
+    /// Writes the nodes' configuration file: the given one with the chosen provider added. Only its owner can read it,
+    /// because the given one may hold secrets.
     fn configuration(&self, provider: Option<&Provider>) -> Result<PathBuf, Failure> {
         let refuse =
             |error: std::io::Error| Failure::Runtime(format!("the nodes' configuration cannot be written: {error}"));
@@ -112,7 +117,7 @@ impl Cluster<'_> {
             );
         }
         let path = self.data.join("nodes.toml");
-        std::fs::write(&path, text).map_err(refuse)?;
+        write_secret(&path, &text.into()).map_err(refuse)?;
         Ok(path)
     }
 
@@ -129,8 +134,8 @@ impl Cluster<'_> {
             .env("BAE_ADDR", client.to_string())
             .env("BAE_ADMIN_ADDR", admin.to_string())
             .env("BAE_ADMIN_KEY", admin_key.expose_secret())
-            .env("BAE_DATABASE_URL", &self.services.database_url)
-            .env("BAE_REDIS_URL", &self.services.redis_url)
+            .env("BAE_DATABASE_URL", self.services.database_url.expose_secret())
+            .env("BAE_REDIS_URL", self.services.redis_url.expose_secret())
             .env_remove("BAE_ADMIN_KEY_FILE");
         let process = spawn(command, &log, "a node cannot be started")?;
         listening(client.port(), "a node", &log).await?;
@@ -138,8 +143,8 @@ impl Cluster<'_> {
     }
 }
 
-/// Waits for a node's end, or ends it.
-async fn watch(mut node: Node, stop: CancellationToken, patience: Duration) {
+/// Reports when a node's process ends by itself; at the stop, ends it.
+async fn watch(mut node: Node, stop: CancellationToken, timeout: Duration) {
     tokio::select! {
         ended = node.process.wait() => {
             let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
@@ -149,14 +154,14 @@ async fn watch(mut node: Node, stop: CancellationToken, patience: Duration) {
             if let Some(pid) = node.process.id() {
                 let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await;
             }
-            // The handle kills what is still there.
-            let _ = tokio::time::timeout(patience, node.process.wait()).await;
+            // What still runs after that is killed when its handle is dropped.
+            let _ = tokio::time::timeout(timeout, node.process.wait()).await;
         }
     }
 }
 
-/// Gives connections to the nodes in turn.
-async fn front(listener: TcpListener, nodes: Vec<SocketAddr>, ended: CancellationToken) {
+/// Passes each connection on to the next node in turn.
+async fn proxy(listener: TcpListener, nodes: Vec<SocketAddr>, ended: CancellationToken) {
     let (nodes, next) = (Arc::new(nodes), Arc::new(AtomicUsize::new(0)));
     while let Some(Ok((mut client, _))) = ended.run_until_cancelled(listener.accept()).await {
         let (nodes, next, ended) = (Arc::clone(&nodes), Arc::clone(&next), ended.clone());

@@ -1,5 +1,5 @@
 use super::*;
-use crate::secret::shown_part;
+use crate::secret::visible_prefix;
 use coordinator::Db;
 use coordinator::accounts::{ClientKey, ProfileFields};
 use secrecy::{ExposeSecret, SecretString};
@@ -33,7 +33,7 @@ impl Place {
         };
         let profile = accounts.create_profile(fields).await.unwrap().id;
         let secret = Kind::Client.generate().unwrap();
-        let made = accounts.create_key("k".into(), shown_part(&secret), digest(secret.expose_secret()), profile);
+        let made = accounts.create_key("k".into(), visible_prefix(&secret), digest(secret.expose_secret()), profile);
         let key = made.await.unwrap();
         (Self { dir, db, auth: Auth::new(accounts.clone()), accounts }, key, secret)
     }

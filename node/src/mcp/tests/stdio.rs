@@ -28,7 +28,7 @@ done
 "#;
 
 fn server(env: &[(&str, &str)]) -> ServerConfig {
-    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let env = env.iter().map(|(name, value)| ((*name).to_owned(), SecretString::from(*value))).collect();
     let args = vec!["-c".to_owned(), SCRIPT.to_owned()];
     ServerConfig { name: "sh".to_owned(), transport: Transport::Stdio { command: "sh".to_owned(), args, env } }
 }
