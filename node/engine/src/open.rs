@@ -15,20 +15,20 @@ use serde_json::value::RawValue;
 /// The smallest `size` of automatic compaction, in tokens.
 pub const MIN_COMPACTION_SIZE: u64 = 1_000;
 
-/// What is answered instead; the HTTP layer makes the problem document of it.
+/// Why an open or a join is refused; the HTTP layer makes the problem document of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The HTTP status.
-    pub status: u16,
-    /// The problem's `type`.
-    pub slug: &'static str,
-    /// The problem's `detail`.
-    pub detail: String,
+pub enum Refusal {
+    /// The body cannot be read; why.
+    BadRequest(String),
+    /// The declaration of a subagent tool does not hold; why.
+    InvalidSubagentTools(String),
+    /// A tool may not be declared.
+    Forbidden(Forbidden),
 }
 
 impl Refusal {
     fn bad_request(detail: impl Into<String>) -> Self {
-        Self { status: 400, slug: "bad_request", detail: detail.into() }
+        Self::BadRequest(detail.into())
     }
 }
 
@@ -87,8 +87,7 @@ impl Declared {
         tools::check_reserved(names)?;
         let subagent_tools: Result<Vec<_>, String> =
             self.subagent_tools.iter().enumerate().map(|(i, tool)| tool.check(i)).collect();
-        let subagent_tools =
-            subagent_tools.map_err(|detail| Refusal { status: 422, slug: "invalid_subagent_tools", detail })?;
+        let subagent_tools = subagent_tools.map_err(Refusal::InvalidSubagentTools)?;
         tools::check_allowed(&self.tools, allowed_tools)?;
         Ok(Declarations { tools: self.tools.clone(), sandbox_tools: self.sandbox_tools.clone(), subagent_tools })
     }
@@ -96,11 +95,7 @@ impl Declared {
 
 impl From<Forbidden> for Refusal {
     fn from(forbidden: Forbidden) -> Self {
-        let (status, slug) = match &forbidden {
-            Forbidden::Reserved => (422, "reserved_tool_name"),
-            Forbidden::NotAllowed(_) => (403, "tool_not_allowed"),
-        };
-        Self { status, slug, detail: forbidden.to_string() }
+        Self::Forbidden(forbidden)
     }
 }
 
@@ -157,9 +152,10 @@ mod tests {
     use super::*;
 
     fn detail<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {
-        let refusal = result.unwrap_err();
-        assert_eq!((refusal.status, refusal.slug), (400, "bad_request"));
-        refusal.detail
+        match result.unwrap_err() {
+            Refusal::BadRequest(detail) => detail,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -259,19 +255,13 @@ mod tests {
 
     #[test]
     fn tools_are_checked_in_order() {
-        let check = |body: &str| {
-            let refusal = parse_open(body.as_bytes()).unwrap().declared.check(&["a".into()]).unwrap_err();
-            (refusal.status, refusal.slug, refusal.detail)
-        };
-        let (status, slug, text) =
+        let check = |body: &str| parse_open(body.as_bytes()).unwrap().declared.check(&["a".into()]).unwrap_err();
+        let refusal =
             check(r#"{"tools":[{"name":"b"}],"subagent_tools":[{"name":"s"},{"name":"remote_subagent_status"}]}"#);
-        assert_eq!((status, slug), (422, "reserved_tool_name"));
-        assert!(text.contains("`remote_subagent_status`"), "{text}");
-        let (status, slug, text) = check(r#"{"tools":[{"name":"b"}],"subagent_tools":[{"name":"s"}]}"#);
-        assert_eq!((status, slug), (422, "invalid_subagent_tools"));
-        assert_eq!(text, "subagent tool `s`: give it a non-blank `image`");
-        let (status, slug, text) = check(r#"{"tools":[{"name":"a"},{"name":"b"}]}"#);
-        assert_eq!((status, slug), (403, "tool_not_allowed"));
-        assert!(text.contains("`b`"), "{text}");
+        assert_eq!(refusal, Refusal::Forbidden(Forbidden::Reserved));
+        let refusal = check(r#"{"tools":[{"name":"b"}],"subagent_tools":[{"name":"s"}]}"#);
+        assert_eq!(refusal, Refusal::InvalidSubagentTools("subagent tool `s`: give it a non-blank `image`".into()));
+        let refusal = check(r#"{"tools":[{"name":"a"},{"name":"b"}]}"#);
+        assert_eq!(refusal, Refusal::Forbidden(Forbidden::NotAllowed("b".into())));
     }
 }

@@ -20,18 +20,20 @@ use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::{Compaction, Declared, Refusal, parse_join, parse_open};
 use engine::provider::Entry;
 use engine::toolbox::McpTool;
-use engine::tools::Declarations;
+use engine::tools::{Declarations, Forbidden};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
-        match refusal.slug {
-            "tool_not_allowed" => Problem::tool_not_allowed(refusal.detail),
-            "invalid_subagent_tools" => Problem::invalid_subagent_tools(refusal.detail),
-            "reserved_tool_name" => Problem::reserved_tool_name(refusal.detail),
-            _ => Problem::bad_request(refusal.detail),
+        match refusal {
+            Refusal::BadRequest(detail) => Problem::bad_request(detail),
+            Refusal::InvalidSubagentTools(detail) => Problem::invalid_subagent_tools(detail),
+            Refusal::Forbidden(forbidden @ Forbidden::Reserved) => Problem::reserved_tool_name(forbidden.to_string()),
+            Refusal::Forbidden(forbidden @ Forbidden::NotAllowed(_)) => {
+                Problem::tool_not_allowed(forbidden.to_string())
+            }
         }
     }
 }
