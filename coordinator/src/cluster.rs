@@ -7,9 +7,10 @@ pub mod redis;
 mod session_table;
 
 pub use local::Local;
-pub use queue::{Call, Claim, Gate, Rejected};
+pub use queue::{Call, Claim, Rejected};
 
 use crate::Error;
+use engine::gate::Pause;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
@@ -258,11 +259,11 @@ impl Lease {
         }
     }
 
-    /// Takes the call that goes next.
-    pub async fn claim(&self, gate: Gate) -> Claim {
+    /// Takes the call that goes next while the gate is free, or kept by this pause.
+    pub async fn claim(&self, pause: Option<Pause>) -> Claim {
         match &self.cluster {
-            Cluster::Local(local) => local.claim(self.session, gate),
-            Cluster::Redis(redis) => redis.claim(self.session, gate).await,
+            Cluster::Local(local) => local.claim(self.session, pause),
+            Cluster::Redis(redis) => redis.claim(self.session, pause).await,
         }
     }
 

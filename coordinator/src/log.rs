@@ -7,17 +7,18 @@
 
 mod append;
 mod calls;
+mod gate_columns;
 mod heartbeat;
 mod lifecycle;
 mod read;
 mod requests;
 mod sessions;
 
-pub use append::{Append, CallRow, Next, Side};
+pub use append::{Append, CallRow, Side};
 pub use calls::CallRecord;
 pub use lifecycle::NewSession;
 pub use read::Page;
-pub use sessions::{Admission, Phase, Record, Row, State};
+pub use sessions::{Admission, Record, Row, State};
 
 use crate::feed::Feeds;
 use crate::{Db, Error};

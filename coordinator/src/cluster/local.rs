@@ -1,8 +1,9 @@
 //! The cluster of one process: its queues are the queues, and whoever asks first serves.
 
-use crate::cluster::queue::{Call, Claim, Gate, Rejected};
+use crate::cluster::queue::{Call, Claim, Rejected};
 use crate::cluster::session_table::{Desk, Slot};
 use crate::cluster::{Cluster, Lease, Member, Progress};
+use engine::gate::Pause;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use std::sync::Arc;
@@ -96,8 +97,8 @@ impl Local {
         self.0.waiting()
     }
 
-    pub(crate) fn claim(&self, session: SessionId, gate: Gate) -> Claim {
-        self.0.with(session, |slot| slot.queue.claim(gate)).unwrap_or(Claim::Wait)
+    pub(crate) fn claim(&self, session: SessionId, pause: Option<Pause>) -> Claim {
+        self.0.with(session, |slot| slot.queue.claim(pause)).unwrap_or(Claim::Wait)
     }
 
     pub(crate) fn unclaim(&self, session: SessionId) {

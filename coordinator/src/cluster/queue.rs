@@ -3,6 +3,7 @@
 //! Pure. Claiming and leaving exclude each other because whoever holds the queue does one at a time: a call is either
 //! dropped, then it never starts, or claimed, then it runs to its end whoever still listens (companion 3.3).
 
+use engine::gate::Pause;
 use engine::ids::{CallId, KeyId};
 use engine::turn::Opening;
 use serde::{Deserialize, Serialize};
@@ -21,17 +22,6 @@ pub struct Call {
     pub idempotency: Option<(String, [u8; 32])>,
     /// The caller's trace.
     pub traceparent: Option<String>,
-}
-
-/// The gate as the queue's server sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gate {
-    /// Nothing holds it.
-    Free,
-    /// A pause holds it for this client.
-    Held(KeyId),
-    /// A pause of this client holds it, past its deadline.
-    Expired(KeyId),
 }
 
 /// What to do next.
@@ -119,18 +109,20 @@ impl Queue {
         last
     }
 
-    /// Takes the call that goes next. A pause answers every compact; its owner's messages go first.
-    pub fn claim(&mut self, gate: Gate) -> Claim {
-        let place = match gate {
-            Gate::Free => (!self.waiting.is_empty()).then_some(0),
-            Gate::Held(owner) => {
+    /// Takes the call that goes next. A pause answers every compact until it expires; its owner's messages go first.
+    pub fn claim(&mut self, pause: Option<Pause>) -> Claim {
+        let place = match pause {
+            None => (!self.waiting.is_empty()).then_some(0),
+            Some(pause) if pause.expired() => {
+                self.first_of(pause.owner).or_else(|| (!self.waiting.is_empty()).then_some(0))
+            }
+            Some(Pause { owner, .. }) => {
                 let compacts = self.drop_where(|call| matches!(call.opening, Opening::Compact(_)));
                 if !compacts.is_empty() {
                     return Claim::Refuse(compacts);
                 }
                 self.first_of(owner)
             }
-            Gate::Expired(owner) => self.first_of(owner).or_else(|| (!self.waiting.is_empty()).then_some(0)),
         };
         let Some(entry) = place.and_then(|place| self.waiting.remove(place)) else { return Claim::Wait };
         let call = entry.call.clone();
@@ -202,6 +194,7 @@ mod tests {
     use engine::json;
     use engine::params::SendMessage;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn message() -> Opening {
         let params = json::built(r#"{"message":{"content":"hi"}}"#.into());
@@ -217,8 +210,16 @@ mod tests {
         queue.push(call(n, key, opening), 10).expect("room");
     }
 
-    fn run(queue: &mut Queue, gate: Gate) -> Option<u8> {
-        match queue.claim(gate) {
+    fn held(owner: KeyId) -> Option<Pause> {
+        Some(Pause { owner, left: Duration::from_millis(1) })
+    }
+
+    fn expired(owner: KeyId) -> Option<Pause> {
+        Some(Pause { owner, left: Duration::ZERO })
+    }
+
+    fn run(queue: &mut Queue, pause: Option<Pause>) -> Option<u8> {
+        match queue.claim(pause) {
             Claim::Run(call) => Some(call.id.0[0]),
             Claim::Refuse(_) | Claim::Wait => None,
         }
@@ -232,11 +233,11 @@ mod tests {
         push(&mut queue, 3, 1, message());
         push(&mut queue, 4, 1, Opening::Compact(None));
         let owner = KeyId([1; 16]);
-        let Claim::Refuse(compacts) = queue.claim(Gate::Held(owner)) else { panic!("compacts are answered first") };
+        let Claim::Refuse(compacts) = queue.claim(held(owner)) else { panic!("compacts are answered first") };
         assert_eq!(compacts, [CallId([2; 16]), CallId([4; 16])]);
-        assert_eq!(run(&mut queue, Gate::Held(owner)), Some(3));
-        assert_eq!(run(&mut queue, Gate::Held(owner)), None);
-        assert_eq!(run(&mut queue, Gate::Free), Some(1));
+        assert_eq!(run(&mut queue, held(owner)), Some(3));
+        assert_eq!(run(&mut queue, held(owner)), None);
+        assert_eq!(run(&mut queue, None), Some(1));
     }
 
     #[test]
@@ -244,15 +245,15 @@ mod tests {
         let mut queue = Queue::default();
         push(&mut queue, 1, 2, message());
         push(&mut queue, 2, 1, message());
-        assert_eq!(run(&mut queue, Gate::Expired(KeyId([1; 16]))), Some(2));
-        assert_eq!(run(&mut queue, Gate::Expired(KeyId([1; 16]))), Some(1));
+        assert_eq!(run(&mut queue, expired(KeyId([1; 16]))), Some(2));
+        assert_eq!(run(&mut queue, expired(KeyId([1; 16]))), Some(1));
     }
 
     #[test]
     fn nothing_is_reclaimed_for_nobody() {
         let mut queue = Queue::default();
         push(&mut queue, 1, 2, message());
-        assert_eq!(run(&mut queue, Gate::Expired(KeyId([1; 16]))), Some(1));
+        assert_eq!(run(&mut queue, expired(KeyId([1; 16]))), Some(1));
         assert!(!queue.leave(CallId([1; 16])), "a claimed call is not dropped");
         assert!(queue.unclaim(), "but one that is given back with nobody waiting is");
         assert!(queue.is_empty());
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(queue.push(keyed(3, 7), 10), Ok(CallId([1; 16])));
         assert_eq!(queue.push(keyed(4, 8), 10), Err(Rejected::OtherParams));
         assert!(!queue.leave(CallId([1; 16])), "the retry still waits");
-        assert_eq!(run(&mut queue, Gate::Free), Some(1));
+        assert_eq!(run(&mut queue, None), Some(1));
         assert_eq!(queue.push(keyed(5, 7), 10), Ok(CallId([1; 16])), "also while it runs");
     }
 
@@ -291,7 +292,7 @@ mod tests {
                     }
                     _ => {
                         queue.give_up();
-                        prop_assert_eq!(run(&mut queue, Gate::Free), if model.is_empty() { None } else { Some(model.remove(0)) });
+                        prop_assert_eq!(run(&mut queue, None), if model.is_empty() { None } else { Some(model.remove(0)) });
                     }
                 }
             }

@@ -13,10 +13,9 @@ use super::{Log, State};
 use crate::Error;
 use crate::db::sql::Row;
 use engine::event::{Event, NewEvent};
+use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, KeyId, SessionId};
-use engine::outcome::Outcome;
 use engine::request::Chain;
-use engine::turn::Gate;
 use std::sync::Arc;
 
 /// An append of a turn.
@@ -34,8 +33,8 @@ pub struct Append {
     pub events: Vec<NewEvent>,
     /// What a `provider.request` among them may refer to.
     pub chain: Option<Chain>,
-    /// What becomes of the call.
-    pub next: Next,
+    /// Given by the append that ends the call; without it the call goes on.
+    pub end: Option<End>,
 }
 
 /// What is recorded of a call when it opens, and the gate it found.
@@ -48,32 +47,7 @@ pub struct CallRow {
     /// The caller's trace.
     pub traceparent: Option<String>,
     /// Must still hold in the append; expiry is judged with the database's clock.
-    pub gate: Gate,
-}
-
-/// What an append makes of its call.
-#[derive(Debug, Clone)]
-pub enum Next {
-    /// It goes on.
-    Running,
-    /// It is over and the gate is free.
-    Idle(Outcome),
-    /// It is over and its client keeps the gate for that many milliseconds.
-    Paused(Outcome, i64),
-    /// It is over and the session has failed.
-    Error(Outcome),
-}
-
-impl Next {
-    /// Phase and state it leaves, the outcome it records, how long the gate is kept.
-    fn columns(&self) -> (&'static str, &'static str, Option<&Outcome>, Option<i64>) {
-        match self {
-            Next::Running => ("running", "open", None, None),
-            Next::Idle(outcome) => ("idle", "open", Some(outcome), None),
-            Next::Paused(outcome, time) => ("paused", "open", Some(outcome), Some(*time)),
-            Next::Error(outcome) => ("idle", "error", Some(outcome), None),
-        }
-    }
+    pub gate: GateFound,
 }
 
 /// What an append outside of turns changes beside the log.
@@ -101,8 +75,8 @@ impl Log {
     /// which fences it off, before anything else is written.
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
-        let (session, ended) = (append.session, matches!(append.next, Next::Error(_)));
-        let outcome = append.next.columns().2.cloned();
+        let (session, ended) = (append.session, append.end.as_ref().is_some_and(|end| end.gate == GateAfter::Failed));
+        let outcome = append.end.as_ref().map(|end| end.outcome.clone());
         let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended, outcome);
         match &self.group_commit {
             None => self.db.write(move |c| Box::pin(async move { sqlite::turn(c, &append).await }), publish).await,

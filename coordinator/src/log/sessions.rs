@@ -1,9 +1,10 @@
 //! Sessions' rows, read.
 
-use super::{Id, Log, read_json};
+use super::{Id, Log, gate_columns, read_json};
 use crate::Error;
 use crate::db::sql::{self, Sql, sql};
-use engine::ids::{CallId, KeyId, ProfileId, SessionId};
+use engine::gate::Gate;
+use engine::ids::{KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
 use engine::toolbox::McpTool;
 use engine::tools::Declarations;
@@ -45,17 +46,6 @@ impl State {
     }
 }
 
-/// Whether a call runs, or holds the gate while its client works.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// The gate is free.
-    Idle,
-    /// This call runs; so many owners were lost since its last append.
-    Running(CallId, u32),
-    /// The gate is kept for this client, for so many milliseconds more by the database's clock (negative: expired).
-    Paused(KeyId, i64),
-}
-
 /// A session's row as its owner needs it.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -65,8 +55,8 @@ pub struct Row {
     pub epoch: i64,
     /// Number of the newest event.
     pub head: u64,
-    /// What its gate looks like.
-    pub phase: Phase,
+    /// Its gate, by the database's clock.
+    pub gate: Gate,
 }
 
 /// What the checks before the gate need to know.
@@ -130,13 +120,9 @@ impl Row {
         if version > VERSION {
             return Err(Error::Unreadable(format!("session version {version}; this program reads up to {VERSION}")));
         }
-        let (head, takeovers, now): (i64, i64, i64) = (row.get("head")?, row.get("takeovers")?, row.get("now")?);
-        let phase = match row.get("phase")? {
-            "running" => Phase::Running(CallId::read(row, "call")?, takeovers as u32),
-            "paused" => Phase::Paused(KeyId::read(row, "owner")?, row.get::<i64>("deadline")? - now),
-            _ => Phase::Idle,
-        };
-        Ok(Self { state: State::parse(row.get("state")?)?, epoch: row.get("epoch")?, head: head as u64, phase })
+        let head: i64 = row.get("head")?;
+        let gate = gate_columns::read(row)?;
+        Ok(Self { state: State::parse(row.get("state")?)?, epoch: row.get("epoch")?, head: head as u64, gate })
     }
 }
 

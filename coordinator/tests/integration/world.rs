@@ -2,14 +2,14 @@
 
 use coordinator::accounts::{Accounts, Digest, ProfileFields};
 use coordinator::feed::Feeds;
-use coordinator::log::{Append, CallRow, Log, NewSession, Next, Row, Side, State};
+use coordinator::log::{Append, CallRow, Log, NewSession, Row, Side, State};
 use coordinator::{Db, Error, PostgresSettings, fresh_id};
 use engine::event::{Event, EventType, NewEvent};
+use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, EventId, KeyId, ProfileId, SessionId};
 use engine::json;
 use engine::open::Compaction;
 use engine::outcome::Outcome;
-use engine::turn::Gate;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -206,7 +206,7 @@ pub fn says(key: KeyId, payload: &str) -> NewEvent {
 }
 
 /// A turn's append of one message that opens a call.
-pub fn opening(session: SessionId, epoch: i64, key: KeyId, gate: Gate) -> Append {
+pub fn opening(session: SessionId, epoch: i64, key: KeyId, gate: GateFound) -> Append {
     Append {
         session,
         epoch,
@@ -214,18 +214,18 @@ pub fn opening(session: SessionId, epoch: i64, key: KeyId, gate: Gate) -> Append
         open: Some(CallRow { key, idempotency: None, traceparent: None, gate }),
         events: vec![says(key, r#"{"role":"user","content":"hi"}"#)],
         chain: None,
-        next: Next::Running,
+        end: None,
     }
 }
 
 /// The next append of that call.
-pub fn going_on(before: &Append, next: Next) -> Append {
+pub fn going_on(before: &Append, end: Option<End>) -> Append {
     let key = before.events[0].key;
-    Append { open: None, events: vec![event(key, EventType::ProviderResponse)], chain: None, next, ..before.clone() }
+    Append { open: None, events: vec![event(key, EventType::ProviderResponse)], chain: None, end, ..before.clone() }
 }
 
-pub fn ended() -> Next {
-    Next::Idle(Outcome::Unavailable)
+pub fn ended() -> End {
+    End { outcome: Outcome::Unavailable, gate: GateAfter::Free }
 }
 
 /// Asks until it answers `Ok`; its `Err` is what the panic reports.

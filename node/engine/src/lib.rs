@@ -3,6 +3,7 @@
 //! answer back.
 
 pub mod event;
+pub mod gate;
 pub mod history;
 pub mod ids;
 pub mod json;

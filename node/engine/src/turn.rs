@@ -16,6 +16,7 @@ mod open;
 mod tools;
 
 use crate::event::NewEvent;
+use crate::gate::End;
 use crate::history::History;
 use crate::ids::{CallId, EventId, KeyId, SubagentId};
 use crate::json::Raw;
@@ -27,8 +28,9 @@ use crate::round::{Round, Use};
 use crate::subagent::Launch;
 use crate::toolbox::Toolbox;
 use std::sync::Arc;
+use std::time::Duration;
 
-pub use open::{Gate, Opening};
+pub use open::Opening;
 
 /// Takeovers after a crash without progress that end a call (architecture, I6).
 pub const MAX_TAKEOVERS: u32 = 5;
@@ -45,6 +47,8 @@ pub struct Context<'a> {
     pub available_sandboxes: Vec<String>,
     /// The session's setting.
     pub compaction: Compaction,
+    /// How long a pause keeps the gate.
+    pub pause_timeout: Duration,
     /// Provider round trips of one call.
     pub max_rounds: u32,
     /// Subagents of one session that may run at once.
@@ -79,26 +83,6 @@ pub enum Then {
     Launch(SubagentId, Launch),
     /// The call has ended, or paused: the append says so too.
     End(End),
-}
-
-/// How a call ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct End {
-    /// What its caller is told.
-    pub outcome: Outcome,
-    /// What becomes of the session.
-    pub session: After,
-}
-
-/// The session after a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum After {
-    /// The gate is free.
-    Idle,
-    /// The gate is kept for the call's client.
-    Paused,
-    /// The session has failed.
-    Error,
 }
 
 /// What came of a provider attempt.

@@ -3,17 +3,18 @@
 //!
 //! Nothing is done before the events that announce it are committed. The session's owner calls [`Owner::drive`].
 
-use super::owner::{Owner, Pause, context, until};
+use super::owner::{KnownPause, Owner, context};
 use super::refusal::{NO_SANDBOX_DRIVER, other_params};
 use coordinator::Error;
 use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
-use coordinator::log::{Append, CallRow, Next};
+use coordinator::log::{Append, CallRow};
 use engine::event::Event;
+use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::CallId;
 use engine::round::Use;
 use engine::rpc::RpcError;
-use engine::turn::{After, Context, End, Gate, McpReply, Step, Then};
+use engine::turn::{Context, McpReply, Step, Then};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -37,7 +38,7 @@ pub(super) enum Ended {
 /// A call that is about to open, the gate that it found, and its first step if that is known already.
 pub(super) struct Open {
     pub call: Call,
-    pub gate: Gate,
+    pub gate: GateFound,
     pub first: Option<Step>,
 }
 
@@ -66,7 +67,10 @@ impl Owner {
                     open: opening.as_ref().map(|(call, gate)| row_of(call, *gate)),
                     events,
                     chain: self.turn.chain().cloned(),
-                    next: self.next_of(&then),
+                    end: match &then {
+                        Then::End(end) => Some(end.clone()),
+                        Then::Continue | Then::Ask(_) | Then::Mcp(_) | Then::Launch(..) => None,
+                    },
                 };
                 match self.append(append, opening.as_ref(), store).await {
                     Ok(committed) => {
@@ -148,21 +152,10 @@ impl Owner {
         }
     }
 
-    fn next_of(&self, then: &Then) -> Next {
-        match then {
-            Then::Continue | Then::Ask(_) | Then::Mcp(_) | Then::Launch(..) => Next::Running,
-            Then::End(End { outcome, session }) => match session {
-                After::Idle => Next::Idle(outcome.clone()),
-                After::Paused => Next::Paused(outcome.clone(), self.app.config.turn_timeout.as_millis() as i64),
-                After::Error => Next::Error(outcome.clone()),
-            },
-        }
-    }
-
     async fn append(
         &self,
         append: Append,
-        opening: Option<&(Call, Gate)>,
+        opening: Option<&(Call, GateFound)>,
         store: bool,
     ) -> Result<Vec<Arc<Event>>, Stopped> {
         let call = append.call;
@@ -219,7 +212,7 @@ impl Owner {
 
     /// The call has started already, and its queue entry outlived that; or another with its idempotency key was faster, and
     /// this one's callers follow that.
-    async fn follow_winner(&self, call: CallId, opening: Option<&(Call, Gate)>) {
+    async fn follow_winner(&self, call: CallId, opening: Option<&(Call, GateFound)>) {
         match self.app.log.call(call).await {
             Ok(Some(record)) => {
                 let progress = record.ended.map_or(Progress::Running, |(last, outcome)| Progress::Ended(last, outcome));
@@ -248,22 +241,17 @@ impl Owner {
             None => self.app.log.row(self.session).await.map_or(0, |row| row.head),
         };
         self.lease.tell(call, Progress::Ended(last, end.outcome)).await;
-        match end.session {
-            After::Idle => self.pause = Pause::None,
-            After::Paused => {
-                let time = self.app.config.turn_timeout.as_millis() as i64;
-                self.pause = self.turn.paused().map_or(Pause::None, |owner| until(owner, time));
-            }
-            After::Error => {
-                self.lease.refuse_all(&RpcError::not_open("error")).await;
-                return Ended::Stop;
-            }
+        if end.gate == GateAfter::Failed {
+            self.lease.refuse_all(&RpcError::not_open("error")).await;
+            return Ended::Stop;
         }
+        let pause = self.turn.paused().and_then(|owner| end.gate.pause(owner));
+        self.pause = pause.map(KnownPause::from);
         Ended::Served
     }
 }
 
-fn row_of(call: &Call, gate: Gate) -> CallRow {
+fn row_of(call: &Call, gate: GateFound) -> CallRow {
     CallRow { key: call.key, idempotency: call.idempotency.clone(), traceparent: call.traceparent.clone(), gate }
 }
 

@@ -5,13 +5,14 @@
 use super::drive::{Ended, Open};
 use crate::app::App;
 use coordinator::Error;
-use coordinator::cluster::{Call, Claim, Gate};
+use coordinator::cluster::{Call, Claim};
 use coordinator::cluster::{Lease, Progress};
-use coordinator::log::{Phase, Record, State};
+use coordinator::log::{Record, State};
+use engine::gate::{Gate, GateFound, Pause};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use engine::toolbox::Toolbox;
-use engine::turn::{self, Context, Opening, Turn};
+use engine::turn::{Context, Opening, Turn};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -21,11 +22,23 @@ const HISTORY_CACHE_TIME: Duration = Duration::from_secs(60);
 /// The pause before the database is asked again after a failure.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What the gate looks like to the owner.
+/// A pause of the session, as its owner remembers it by the clock of this node.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Pause {
-    None,
-    Until(KeyId, Instant),
+pub(super) struct KnownPause {
+    client: KeyId,
+    ends: Instant,
+}
+
+impl From<Pause> for KnownPause {
+    fn from(pause: Pause) -> Self {
+        Self { client: pause.owner, ends: Instant::now() + pause.left }
+    }
+}
+
+impl KnownPause {
+    fn now(self) -> Pause {
+        Pause { owner: self.client, left: self.ends.saturating_duration_since(Instant::now()) }
+    }
 }
 
 pub(super) struct Owner {
@@ -34,7 +47,7 @@ pub(super) struct Owner {
     pub session: SessionId,
     pub epoch: i64,
     pub turn: Turn,
-    pub pause: Pause,
+    pub pause: Option<KnownPause>,
 }
 
 /// Serves a session until it has nothing to do, is closed, or belongs to another node.
@@ -95,20 +108,16 @@ async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted
             Ok(turn) => turn,
             Err(error) => return Err((lease, error)),
         };
-        let (pause, interrupted) = match row.phase {
-            Phase::Idle => {
+        let (pause, interrupted) = match row.gate {
+            Gate::Free => {
                 turn.settle();
-                (Pause::None, None)
+                (None, None)
             }
-            Phase::Running(call, takeovers) => (Pause::None, Some((call, takeovers))),
-            Phase::Paused(owner, left) => (until(owner, left), None),
+            Gate::Running { call, takeovers } => (None, Some((call, takeovers))),
+            Gate::Paused(pause) => (Some(KnownPause::from(pause)), None),
         };
         return Ok(Some((Owner { app: Arc::clone(app), lease, session, epoch: row.epoch, turn, pause }, interrupted)));
     }
-}
-
-pub(super) fn until(owner: KeyId, left_ms: i64) -> Pause {
-    Pause::Until(owner, Instant::now() + Duration::from_millis(left_ms.max(0) as u64))
 }
 
 impl Owner {
@@ -129,7 +138,7 @@ impl Owner {
                 self.lease.pass_on();
                 return None;
             }
-            match self.lease.claim(self.gate()).await {
+            match self.lease.claim(self.pause()).await {
                 Claim::Run(call) => match self.serve_call(call).await {
                     Ended::Served => {}
                     Ended::Reload => return Some(self.lease),
@@ -163,12 +172,8 @@ impl Owner {
         None
     }
 
-    fn gate(&self) -> Gate {
-        match self.pause {
-            Pause::None => Gate::Free,
-            Pause::Until(owner, at) if Instant::now() < at => Gate::Held(owner),
-            Pause::Until(owner, _) => Gate::Expired(owner),
-        }
+    fn pause(&self) -> Option<Pause> {
+        self.pause.map(KnownPause::now)
     }
 
     /// Waits for something to do. Returns whether the session should be released, because nothing came.
@@ -176,8 +181,8 @@ impl Owner {
         let wanted = self.lease.wanted().await;
         let time = if self.app.exceeds_history_cache(self.turn.bytes()) { Duration::ZERO } else { HISTORY_CACHE_TIME };
         let deadline = match self.pause {
-            Pause::Until(_, at) if wanted => at,
-            Pause::Until(..) | Pause::None => Instant::now() + time,
+            Some(pause) if wanted => pause.ends,
+            Some(_) | None => Instant::now() + time,
         };
         let held = self.app.count_cached_history(self.turn.bytes());
         let expired = tokio::select! {
@@ -192,7 +197,7 @@ impl Owner {
             // MCP servers may keep state for the session, so it stays on this node until their connections are idle too.
             return false;
         }
-        if !expired && matches!(self.pause, Pause::Until(..)) {
+        if !expired && self.pause.is_some() {
             self.refresh_pause().await;
         }
         expired && !wanted
@@ -201,9 +206,9 @@ impl Owner {
     /// Reads the pause again, because the revocation of a key may have ended it early.
     async fn refresh_pause(&mut self) {
         if let Ok(row) = self.app.log.row(self.session).await
-            && let Phase::Paused(owner, left) = row.phase
+            && let Gate::Paused(pause) = row.gate
         {
-            self.pause = until(owner, left);
+            self.pause = Some(KnownPause::from(pause));
         }
     }
 
@@ -225,13 +230,7 @@ impl Owner {
     }
 
     async fn serve_call(&mut self, call: Call) -> Ended {
-        let gate = match self.pause {
-            Pause::None => turn::Gate::Free,
-            Pause::Until(owner, _) if owner == call.key && matches!(call.opening, Opening::Message(_)) => {
-                turn::Gate::Own
-            }
-            Pause::Until(..) => turn::Gate::Expired,
-        };
+        let gate = GateFound::by(self.pause(), call.key, &call.opening);
         let record = match self.app.log.record(self.session, call.key).await {
             Ok(record) => record,
             Err(Error::NotFound) => {
@@ -287,6 +286,7 @@ pub(super) fn context(app: &App, record: Record) -> Context<'static> {
         tools: Toolbox::new(record.declarations, &record.mcp_tools),
         available_sandboxes: record.available_sandboxes,
         compaction: record.compaction,
+        pause_timeout: app.config.turn_timeout,
         max_rounds: app.config.max_turn_iterations,
         max_subagents: app.config.max_subagents_per_session as usize,
         running_subagents: 0,

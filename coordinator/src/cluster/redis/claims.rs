@@ -6,18 +6,19 @@ use super::outbox::Chore;
 use super::queue::Entry;
 use super::{Frame, Redis, locked};
 use crate::cluster::Progress;
-use crate::cluster::queue::{Claim, Gate};
+use crate::cluster::queue::Claim;
+use engine::gate::Pause;
 use engine::ids::{CallId, SessionId};
 use engine::rpc::RpcError;
 use redis::RedisResult;
 use std::sync::atomic::Ordering;
 
 impl Redis {
-    pub(crate) async fn claim(&self, session: SessionId, gate: Gate) -> Claim {
-        let (kind, holder) = match gate {
-            Gate::Free => ("free", String::new()),
-            Gate::Held(key) => ("held", key.to_string()),
-            Gate::Expired(key) => ("expired", key.to_string()),
+    pub(crate) async fn claim(&self, session: SessionId, pause: Option<Pause>) -> Claim {
+        let (kind, holder) = match pause {
+            None => ("free", String::new()),
+            Some(pause) if pause.expired() => ("expired", pause.owner.to_string()),
+            Some(pause) => ("held", pause.owner.to_string()),
         };
         if self.0.owed.load(Ordering::SeqCst) > 0 {
             return Claim::Wait;

@@ -8,10 +8,11 @@ use super::sqlite::Inserted;
 use super::{Append, CallRow};
 use crate::Error;
 use crate::db::sql::word;
+use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, NewEvent, Payload};
+use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::Chain;
-use engine::turn::Gate;
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
 use std::sync::Arc;
@@ -67,9 +68,9 @@ fn gate(turn: Option<&Turn>) -> i64 {
     match turn.map(|turn| turn.open.as_ref().map(|open| open.gate)) {
         None => 0,
         Some(None) => 1,
-        Some(Some(Gate::Free)) => 2,
-        Some(Some(Gate::Own)) => 3,
-        Some(Some(Gate::Expired)) => 4,
+        Some(Some(GateFound::Free)) => 2,
+        Some(Some(GateFound::OwnPause)) => 3,
+        Some(Some(GateFound::ExpiredPause)) => 4,
     }
 }
 
@@ -197,16 +198,16 @@ pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<V
 
 /// A turn's append.
 pub(super) fn turn(append: Append) -> Entry {
-    let (phase, state, outcome, pause) = append.next.columns();
+    let columns = GateColumns::after(append.end.as_ref());
     let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
     let turn = Turn {
         epoch: append.epoch,
         call: append.call,
         open: append.open,
-        phase,
-        state,
-        pause: pause.map(|time| (key, time)),
-        outcome: outcome.map(|outcome| engine::json::encode(outcome).get().to_owned()),
+        phase: columns.phase,
+        state: columns.state,
+        pause: columns.pause.map(|time| (key, time)),
+        outcome: append.end.map(|end| engine::json::encode(&end.outcome).get().to_owned()),
     };
     let requests = requests(&append.events, append.chain.as_ref());
     Entry { session: append.session, turn: Some(turn), events: append.events, requests }

@@ -3,10 +3,11 @@
 use super::{Append, Side, refusal};
 use crate::Error;
 use crate::db::sql::{Connection, Sql, sql};
+use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, NewEvent, Payload};
+use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::Chain;
-use engine::turn::Gate;
 use std::sync::Arc;
 
 /// The update of a turn's append, with the condition of its kind.
@@ -45,14 +46,14 @@ const ADD_EVENT: Sql = sql!(
 
 /// A turn's append.
 pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<Event>>, Error> {
-    let (phase, state, outcome, pause) = append.next.columns();
+    let columns = GateColumns::after(append.end.as_ref());
     let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
     let gate = append.open.as_ref().map(|open| open.gate);
     let update = match gate {
         None => &GO_ON,
-        Some(Gate::Free) => &OPEN_FREE,
-        Some(Gate::Own) => &OPEN_OWN,
-        Some(Gate::Expired) => &OPEN_EXPIRED,
+        Some(GateFound::Free) => &OPEN_FREE,
+        Some(GateFound::OwnPause) => &OPEN_OWN,
+        Some(GateFound::ExpiredPause) => &OPEN_EXPIRED,
     };
     let update = c
         .query(update)
@@ -60,12 +61,12 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
         .bind(append.epoch)
         .bind(append.events.len() as i64)
         .bind(append.call.0.as_slice())
-        .bind(phase)
-        .bind(state)
-        .bind(pause.map(|_| key.0.to_vec()))
-        .bind(pause);
+        .bind(columns.phase)
+        .bind(columns.state)
+        .bind(columns.pause.map(|_| key.0.to_vec()))
+        .bind(columns.pause);
     let update = match &append.open {
-        Some(open) if gate == Some(Gate::Own) => update.bind(open.key.0.as_slice()),
+        Some(open) if gate == Some(GateFound::OwnPause) => update.bind(open.key.0.as_slice()),
         Some(_) | None => update,
     };
     let row = update.optional().await?;
@@ -88,11 +89,11 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
     }
     let inserted = Inserted { session: append.session, epoch: Some(append.epoch), call: Some(append.call), first, now };
     let events = insert(c, inserted, &append.events, append.chain.as_ref()).await?;
-    if let Some(outcome) = outcome {
+    if let Some(end) = &append.end {
         c.query(&END_CALL)
             .bind(append.call.0.as_slice())
             .bind(head)
-            .bind(engine::json::encode(outcome).get())
+            .bind(engine::json::encode(&end.outcome).get())
             .execute()
             .await?;
     }

@@ -1,9 +1,9 @@
 //! What either backend must do.
 
-use crate::cluster::cast::{Cast, LIMIT, idle, message, run, told};
+use crate::cluster::cast::{Cast, LIMIT, expired, held, idle, message, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
-use coordinator::cluster::{Call, Claim, Gate, Rejected};
+use coordinator::cluster::{Call, Claim, Rejected};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use engine::turn::Opening;
@@ -27,7 +27,7 @@ pub async fn calls_start_in_the_order_of_their_arrival(cast: &mut Cast) {
     assert_eq!(cast.nodes[0].cluster.waiting(), 3);
     for (call, waiter) in calls.iter().zip(&mut waiters) {
         assert_eq!(waiter.progress(), Progress::Queued);
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, Progress::Running).await;
         told(waiter, |p| *p == Progress::Running).await;
         lease.tell(call.id, ended()).await;
@@ -44,7 +44,7 @@ pub async fn only_so_many_wait(cast: &mut Cast) {
     }
     assert_eq!(cast.try_enqueue(0, &cast.message()).await.err(), Some(Rejected::Full));
     let lease = cast.lease(0).await;
-    let first = run(&lease, Gate::Free).await;
+    let first = run(&lease, None).await;
     lease.tell(first, Progress::Running).await;
     cast.enqueue(0, &cast.message()).await;
 }
@@ -61,10 +61,10 @@ pub async fn a_call_that_was_left_never_starts(cast: &mut Cast) {
     })
     .await;
     // Either it is dropped by now or it is claimed and runs; it is never both. What follows it is served in any case.
-    let mut next = run(&lease, Gate::Free).await;
+    let mut next = run(&lease, None).await;
     if next == first.id {
         lease.tell(first.id, Progress::Running).await;
-        next = run(&lease, Gate::Free).await;
+        next = run(&lease, None).await;
     }
     assert_eq!(next, second.id);
     lease.tell(second.id, Progress::Running).await;
@@ -79,7 +79,7 @@ pub async fn a_claimed_call_is_not_dropped(cast: &mut Cast) {
     let call = cast.message();
     let waiter = cast.enqueue(0, &call).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     drop(waiter);
     lease.tell(call.id, Progress::Running).await;
     let mut late = cast.nodes[0].cluster.follow(cast.session, call.id);
@@ -92,7 +92,7 @@ pub async fn nothing_is_given_back_for_nobody(cast: &mut Cast) {
     let (call, other) = (cast.message(), cast.message());
     let waiter = cast.enqueue(0, &call).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Expired(cast.key)).await, call.id);
+    assert_eq!(run(&lease, expired(cast.key)).await, call.id);
     drop(waiter);
     // What is done for the one that left is done before this.
     let _other = cast.enqueue(0, &other).await;
@@ -103,7 +103,7 @@ pub async fn nothing_is_given_back_for_nobody(cast: &mut Cast) {
     .await;
     settled(cast).await;
     lease.unclaim(call.id).await;
-    assert_eq!(run(&lease, Gate::Free).await, other.id, "the one that was left is dropped");
+    assert_eq!(run(&lease, None).await, other.id, "the one that was left is dropped");
 }
 
 /// What was sent to Redis without waiting has arrived: a leaving behind it has.
@@ -129,9 +129,9 @@ pub async fn a_call_that_is_given_back_keeps_its_place(cast: &mut Cast) {
     let (first, second) = (cast.message(), cast.message());
     let _waiters = (cast.enqueue(0, &first).await, cast.enqueue(0, &second).await);
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
     lease.unclaim(first.id).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
 }
 
 pub async fn a_retry_joins_the_first(cast: &mut Cast) {
@@ -145,7 +145,7 @@ pub async fn a_retry_joins_the_first(cast: &mut Cast) {
     assert_eq!(cast.enqueue(0, &else_ones).await.call(), else_ones.id, "a key names a call of one client");
     drop(waiter);
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id, "it keeps its place when the first caller leaves");
+    assert_eq!(run(&lease, None).await, first.id, "it keeps its place when the first caller leaves");
     lease.tell(first.id, Progress::Running).await;
     told(&mut joined, |p| *p == Progress::Running).await;
     lease.tell(first.id, ended()).await;
@@ -160,7 +160,7 @@ pub async fn a_pause_answers_compacts_and_waits_for_its_owner(cast: &mut Cast) {
         waiters.push(cast.enqueue(0, call).await);
     }
     let lease = cast.lease(0).await;
-    let refused = until("compacts are answered", async || match lease.claim(Gate::Held(cast.key)).await {
+    let refused = until("compacts are answered", async || match lease.claim(held(cast.key)).await {
         Claim::Refuse(calls) => Ok(calls),
         other => Err(format!("{other:?}")),
     })
@@ -172,11 +172,11 @@ pub async fn a_pause_answers_compacts_and_waits_for_its_owner(cast: &mut Cast) {
     for waiter in &mut waiters[1..] {
         told(waiter, |p| *p == Progress::Refused(refusal())).await;
     }
-    assert!(matches!(lease.claim(Gate::Held(cast.key)).await, Claim::Wait));
+    assert!(matches!(lease.claim(held(cast.key)).await, Claim::Wait));
     assert!(lease.wanted().await);
     let answer = cast.message();
     let _answered = cast.enqueue(0, &answer).await;
-    assert_eq!(run(&lease, Gate::Held(cast.key)).await, answer.id);
+    assert_eq!(run(&lease, held(cast.key)).await, answer.id);
 }
 
 pub async fn an_owners_answer_comes_first_past_the_deadline(cast: &mut Cast) {
@@ -185,7 +185,7 @@ pub async fn an_owners_answer_comes_first_past_the_deadline(cast: &mut Cast) {
     let _waiters = [cast.enqueue(0, &waits).await, cast.enqueue(0, &compacts).await, cast.enqueue(0, &answer).await];
     let lease = cast.lease(0).await;
     for expected in [answer, waits, compacts] {
-        assert_eq!(run(&lease, Gate::Expired(cast.key)).await, expected.id);
+        assert_eq!(run(&lease, expired(cast.key)).await, expected.id);
         lease.tell(expected.id, Progress::Running).await;
     }
 }
@@ -195,7 +195,7 @@ pub async fn a_stop_answers_everybody(cast: &mut Cast) {
     let _running = cast.enqueue(0, &first).await;
     let mut waiting = cast.enqueue(0, &second).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
     lease.tell(first.id, Progress::Running).await;
     let (cluster, session) = (cast.nodes[0].cluster.clone(), cast.session);
     let stopping = tokio::spawn(async move { cluster.stop(session, &refusal()).await });
@@ -216,7 +216,7 @@ pub async fn a_revoked_keys_calls_are_dropped(cast: &mut Cast) {
     cast.nodes[0].cluster.revoked(other, &refusal()).await;
     told(&mut dropped, |p| *p == Progress::Refused(refusal())).await;
     settled(cast).await;
-    assert_eq!(run(&lease, Gate::Free).await, mine.id);
+    assert_eq!(run(&lease, None).await, mine.id);
 }
 
 pub async fn one_lease_at_a_time(cast: &mut Cast) {
@@ -257,7 +257,7 @@ pub async fn an_owner_that_panicked_is_replaced(cast: &mut Cast) {
     });
     assert!(panicked.await.is_err());
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
 }
 
 /// Whatever is still on its way about the lease that was given up, it is not the next one that ends.
@@ -267,7 +267,7 @@ pub async fn calls_are_served_again_right_after_a_release(cast: &mut Cast) {
         let waiter = cast.enqueue(0, &call).await;
         let lease = cast.lease(0).await;
         assert!(lease.confirm().await, "a lease that was taken");
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, Progress::Running).await;
         lease.tell(call.id, ended()).await;
         drop(waiter);

@@ -3,7 +3,7 @@
 use crate::cluster::cast::{Cast, LEASE, LIMIT, idle, over, run, told};
 use crate::world::{until, within};
 use coordinator::cluster::Progress;
-use coordinator::cluster::{Claim, Gate, Rejected};
+use coordinator::cluster::{Claim, Rejected};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use redis::AsyncCommands;
@@ -17,7 +17,7 @@ async fn started(cast: &Cast, node: usize, call: &coordinator::cluster::Call) ->
     let log = &cast.nodes[node].log;
     let row = log.row(cast.session).await.expect("a row");
     let row = log.take(cast.session, row.epoch).await.expect("taken");
-    let mut append = crate::world::opening(cast.session, row.epoch, call.key, engine::turn::Gate::Free);
+    let mut append = crate::world::opening(cast.session, row.epoch, call.key, engine::gate::GateFound::Free);
     append.call = call.id;
     log.append(append.clone()).await.expect("opened");
     append
@@ -33,7 +33,7 @@ async fn calls_of_all_nodes_start_in_their_order() {
     }
     let lease = cast.lease(0).await;
     for call in &calls[..2] {
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, over()).await;
     }
     // Another owner goes on where the first stopped.
@@ -45,7 +45,7 @@ async fn calls_of_all_nodes_start_in_their_order() {
     .await;
     let lease = cast.lease(node).await;
     for call in &calls[2..] {
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, over()).await;
     }
     cast.end().await;
@@ -67,7 +67,7 @@ async fn a_retry_on_another_node_joins_and_keeps_the_place() {
         n => Err(n),
     })
     .await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
     lease.tell(first.id, Progress::Refused(RpcError::internal())).await;
     told(&mut joined, |p| *p == Progress::Refused(RpcError::internal())).await;
     cast.end().await;
@@ -84,7 +84,7 @@ async fn a_joined_call_outlives_its_node_and_an_emptied_redis() {
     cast.nodes[0].kill();
     cast.flush().await;
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
     cast.end().await;
 }
 
@@ -98,12 +98,12 @@ async fn a_dead_nodes_call_is_skipped_and_a_frozen_ones_accepted_anew() {
     cast.nodes[1].freeze(true);
     let _next = cast.enqueue(0, &next).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, next.id, "the frozen node counts as dead");
+    assert_eq!(run(&lease, None).await, next.id, "the frozen node counts as dead");
     lease.tell(next.id, over()).await;
     idle(&lease).await;
     assert_eq!(theirs.progress(), Progress::Queued);
     cast.nodes[1].freeze(false);
-    assert_eq!(run(&lease, Gate::Free).await, frozen.id, "its client still waits");
+    assert_eq!(run(&lease, None).await, frozen.id, "its client still waits");
     lease.tell(frozen.id, Progress::Refused(RpcError::internal())).await;
     told(&mut theirs, |p| *p == Progress::Refused(RpcError::internal())).await;
     cast.end().await;
@@ -115,12 +115,12 @@ async fn leaving_and_claiming_exclude_each_other() {
     let mut cast = Cast::redis(2).await;
     let keep = cast.enqueue(0, &cast.message()).await;
     let lease = cast.lease(0).await;
-    let first = run(&lease, Gate::Free).await;
+    let first = run(&lease, None).await;
     lease.tell(first, over()).await;
     for _ in 0..40 {
         let call = cast.message();
         let waiter = cast.enqueue(1, &call).await;
-        let (claim, ()) = tokio::join!(lease.claim(Gate::Free), async { drop(waiter) });
+        let (claim, ()) = tokio::join!(lease.claim(None), async { drop(waiter) });
         match claim {
             Claim::Run(claimed) => {
                 assert_eq!(claimed.id, call.id);
@@ -143,12 +143,12 @@ async fn a_dead_owners_claim_does_not_keep_a_call_that_is_left() {
     cast.nodes[1].cluster.adopt(cast.session).await;
     let waiter = cast.enqueue(0, &call).await;
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     cast.nodes[1].kill();
     drop(waiter);
     let _next = cast.enqueue(0, &next).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, next.id, "nobody waits for the other");
+    assert_eq!(run(&lease, None).await, next.id, "nobody waits for the other");
     lease.tell(next.id, over()).await;
     idle(&lease).await;
     cast.end().await;
@@ -169,13 +169,13 @@ async fn a_lost_wake_up_is_made_good() {
     let _: u64 = cast.raw().await.del(inbox).await.expect("deleted");
     cast.nodes[0].freeze(false);
     within("the owner is woken again", lease.woken()).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     lease.tell(call.id, over()).await;
     let next = cast.message();
     let _next = cast.enqueue(1, &next).await;
     cast.nodes[0].kill();
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, next.id);
+    assert_eq!(run(&lease, None).await, next.id);
     cast.end().await;
 }
 
@@ -187,11 +187,11 @@ async fn waiters_elsewhere_follow_start_and_end() {
     let (_reader, _) = coordinator::feed::Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
     let mut waiter = cast.enqueue(1, &call).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     let append = started(&cast, 0, &call).await;
     told(&mut waiter, |p| *p == Progress::Running).await;
     lease.tell(call.id, Progress::Running).await;
-    cast.nodes[0].log.append(crate::world::going_on(&append, crate::world::ended())).await.expect("ended");
+    cast.nodes[0].log.append(crate::world::going_on(&append, Some(crate::world::ended()))).await.expect("ended");
     assert_eq!(told(&mut waiter, |p| matches!(p, Progress::Ended(..))).await, Progress::Ended(3, Outcome::Unavailable));
     assert_eq!(waits(&cast).await, 0);
     cast.end().await;
@@ -204,7 +204,7 @@ async fn a_loser_follows_the_winner_elsewhere() {
     let (call, winner) = (cast.message(), cast.message());
     let mut waiter = cast.enqueue(1, &call).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     lease.tell(call.id, Progress::Follow(winner.id)).await;
     told(&mut waiter, |p| *p == Progress::Follow(winner.id)).await;
     assert_eq!(waits(&cast).await, 0);
@@ -226,7 +226,7 @@ async fn everybody_elsewhere_is_refused_by_name() {
     for waiter in &mut early {
         told(waiter, |p| *p == Progress::Refused(RpcError::internal())).await;
     }
-    assert_eq!(run(&lease, Gate::Free).await, late.id);
+    assert_eq!(run(&lease, None).await, late.id);
     assert_eq!(waiter.progress(), Progress::Queued);
     cast.end().await;
 }
@@ -239,13 +239,13 @@ async fn a_started_call_does_not_stay_in_the_queue() {
     let call = cast.message();
     let mut waiter = cast.enqueue(1, &call).await;
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     started(&cast, 0, &call).await;
     // The owner's word is lost: node 1 looks into the log.
     told(&mut waiter, |p| *p == Progress::Running).await;
     assert_eq!(cast.nodes[1].cluster.waiting(), 0);
     // The owner finds the entry again, and the log knows the call.
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     assert!(cast.nodes[0].log.call(call.id).await.expect("read").is_some());
     lease.tell(call.id, Progress::Running).await;
     idle(&lease).await;
@@ -283,7 +283,7 @@ async fn a_claim_looks_at_the_first_call_alone() {
     cast.nodes[0].freeze(true);
     let mut raw = cast.raw().await;
     let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query_async(&mut raw).await.expect("reset");
-    assert_eq!(run(&lease, Gate::Free).await, calls[0].id);
+    assert_eq!(run(&lease, None).await, calls[0].id);
     let stats: String = redis::cmd("INFO").arg("commandstats").query_async(&mut raw).await.expect("stats");
     let hget = stats.lines().find(|line| line.starts_with("cmdstat_hget:")).expect("entries were read");
     assert!(hget.starts_with("cmdstat_hget:calls=3,"), "what it is, who waits, the entry: {hget}");
@@ -304,7 +304,7 @@ async fn a_call_accepted_before_the_next_heartbeat_keeps_its_place() {
     let calls = [cast.message(), cast.message()];
     let _waiters = [cast.enqueue(1, &calls[0]).await, cast.enqueue(0, &calls[1]).await];
     for call in &calls {
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, over()).await;
     }
     cast.end().await;
@@ -336,6 +336,6 @@ async fn a_look_wakes_an_owner_once() {
         Ok(())
     })
     .await;
-    assert_eq!(run(&lease, Gate::Free).await, calls[0].id);
+    assert_eq!(run(&lease, None).await, calls[0].id);
     cast.end().await;
 }

@@ -3,11 +3,12 @@
 use crate::world::{DEADLINE, World, until, within};
 use coordinator::cluster::Local;
 use coordinator::cluster::redis::{Redis, Settings};
-use coordinator::cluster::{Call, Claim, Gate, Rejected};
+use coordinator::cluster::{Call, Claim, Rejected};
 use coordinator::cluster::{Cluster, Lease, Progress, Signal, Waiter};
 use coordinator::feed::Feeds;
 use coordinator::fresh_id;
 use coordinator::log::Log;
+use engine::gate::Pause;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;
@@ -218,8 +219,18 @@ pub fn message(key: KeyId) -> Call {
 }
 
 /// The next call, once there is one.
-pub async fn run(lease: &Lease, gate: Gate) -> CallId {
-    until("a call to run", async || match lease.claim(gate).await {
+/// A pause that keeps the gate for that client.
+pub fn held(owner: KeyId) -> Option<Pause> {
+    Some(Pause { owner, left: Duration::from_millis(1) })
+}
+
+/// A pause of that client that has expired.
+pub fn expired(owner: KeyId) -> Option<Pause> {
+    Some(Pause { owner, left: Duration::ZERO })
+}
+
+pub async fn run(lease: &Lease, pause: Option<Pause>) -> CallId {
+    until("a call to run", async || match lease.claim(pause).await {
         Claim::Run(call) => Ok(call.id),
         other => Err(format!("{other:?}")),
     })
@@ -229,7 +240,7 @@ pub async fn run(lease: &Lease, gate: Gate) -> CallId {
 /// Nobody waits any more, and so nobody can go.
 pub async fn idle(lease: &Lease) {
     until("nobody waits", async || if lease.wanted().await { Err("somebody waits") } else { Ok(()) }).await;
-    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nobody can go");
+    assert!(matches!(lease.claim(None).await, Claim::Wait), "nobody can go");
 }
 
 /// The progress that satisfies.

@@ -2,7 +2,6 @@
 
 use crate::cluster::cast::{Cast, LEASE, over, run};
 use crate::world::{ended, going_on, opening, until, within};
-use coordinator::cluster::Gate;
 use coordinator::cluster::Lease;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -41,7 +40,7 @@ async fn of_two_nodes_one_serves() {
         let lease = cast.lease(owner).await;
         cast.no_lease(other);
         for _ in 0..2 {
-            let call = run(&lease, Gate::Free).await;
+            let call = run(&lease, None).await;
             assert!(call == first.id || call == second.id);
             lease.tell(call, over()).await;
         }
@@ -63,7 +62,7 @@ async fn a_lease_is_renewed_until_its_node_dies() {
     let _waiter = cast.enqueue(1, &call).await;
     // Node 1 accepted it and serves; then only node 0 is left to serve a call of its own.
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     let end = Instant::now() + 2 * LEASE;
     until("two lease times are over", async || if Instant::now() > end { Ok(()) } else { Err(()) }).await;
     owned_by(&cast, 1).await;
@@ -73,7 +72,7 @@ async fn a_lease_is_renewed_until_its_node_dies() {
     let _next = cast.enqueue(0, &next).await;
     let new = taken_over(&mut cast, 0).await;
     assert!(!lease.confirm().await);
-    assert_eq!(run(&new, Gate::Free).await, next.id, "the dead node's call is skipped");
+    assert_eq!(run(&new, None).await, next.id, "the dead node's call is skipped");
     cast.end().await;
 }
 
@@ -85,7 +84,7 @@ async fn a_frozen_owner_acts_no_more() {
         cast.nodes[0].cluster.adopt(cast.session).await;
         let old = cast.lease(0).await;
         let row = cast.world.own(cast.session).await;
-        let call = opening(cast.session, row.epoch, cast.key, engine::turn::Gate::Free);
+        let call = opening(cast.session, row.epoch, cast.key, engine::gate::GateFound::Free);
         cast.world.log.append(call.clone()).await.expect("opened");
         assert!(old.may_act(row.epoch).await);
         cast.nodes[0].freeze(true);
@@ -116,8 +115,8 @@ async fn a_frozen_owner_acts_no_more() {
             if old.lost.is_cancelled() { Ok(()) } else { Err("not lost") }
         })
         .await;
-        assert!(cast.world.log.append(going_on(&call, ended())).await.is_err(), "fenced");
-        let own = coordinator::log::Append { epoch: taken.epoch, ..going_on(&call, ended()) };
+        assert!(cast.world.log.append(going_on(&call, Some(ended()))).await.is_err(), "fenced");
+        let own = coordinator::log::Append { epoch: taken.epoch, ..going_on(&call, Some(ended())) };
         cast.world.log.append(own).await.expect("the new owner's");
         cast.end().await;
     }
@@ -142,7 +141,7 @@ async fn a_late_winner_pushes_nobody_away() {
     within("it is told", late.lost.cancelled()).await;
     drop(late);
     assert!(new.confirm().await && new.may_act(row.epoch).await, "the release of the late one ends nothing");
-    assert_eq!(run(&new, Gate::Free).await, call.id);
+    assert_eq!(run(&new, None).await, call.id);
     cast.end().await;
 }
 
@@ -161,7 +160,7 @@ async fn what_a_draining_node_passes_on_is_what_is_wanted() {
     wanted.pass_on();
     let lease = cast.lease(1).await;
     assert_eq!(lease.session(), cast.session);
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     assert_eq!(cast.nodes[1].cluster.owner(idle).await.expect("answered"), None);
     cast.no_lease(1);
     cast.end().await;
@@ -176,14 +175,14 @@ async fn a_draining_node_hands_over_at_once() {
     cast.nodes[0].cluster.drain();
     lease.hand_over();
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id, "its client still waits at the old node");
+    assert_eq!(run(&lease, None).await, call.id, "its client still waits at the old node");
     lease.tell(call.id, over()).await;
     assert!(lease.release().await.is_ok());
     // A call that comes in the drain is accepted, and served elsewhere.
     let late = cast.message();
     let _late = cast.enqueue(0, &late).await;
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, late.id);
+    assert_eq!(run(&lease, None).await, late.id);
     cast.no_lease(0);
     cast.end().await;
 }
@@ -221,7 +220,7 @@ async fn nothing_stays_with_a_node_that_serves_no_more() {
     let _waiter = cast.enqueue(0, &call).await;
     cast.nodes[0].cluster.drain();
     let lease = cast.lease(1).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     cast.end().await;
 }
 

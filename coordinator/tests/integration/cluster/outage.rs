@@ -3,7 +3,7 @@
 use crate::cluster::cast::{Cast, LEASE, LIMIT, idle, over, run};
 use crate::world::{opening, until, within};
 use coordinator::cluster::Progress;
-use coordinator::cluster::{Claim, Gate, Rejected};
+use coordinator::cluster::{Claim, Rejected};
 use sqlx::{Connection, Executor};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -13,20 +13,24 @@ async fn order_survives(cast: &mut Cast, forget: impl AsyncFnOnce(&mut Cast)) {
     cast.nodes[0].cluster.adopt(cast.session).await;
     let lease = cast.lease(0).await;
     let row = cast.world.own(cast.session).await;
-    cast.world.log.append(opening(cast.session, row.epoch, cast.key, engine::turn::Gate::Free)).await.expect("a turn");
+    cast.world
+        .log
+        .append(opening(cast.session, row.epoch, cast.key, engine::gate::GateFound::Free))
+        .await
+        .expect("a turn");
     assert!(lease.may_act(row.epoch).await);
     let (a, b, c) = (cast.message(), cast.message(), cast.message());
     let _a = cast.enqueue(0, &a).await;
     let _b = cast.enqueue(1, &b).await;
     forget(cast).await;
     let _c = cast.enqueue(1, &c).await;
-    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nothing is popped before it has settled");
+    assert!(matches!(lease.claim(None).await, Claim::Wait), "nothing is popped before it has settled");
     cast.nodes[1].cluster.adopt(cast.session).await;
     cast.no_lease(1);
     assert!(!lease.lost.is_cancelled(), "the running turn goes on");
     assert!(lease.may_act(row.epoch).await);
     for call in [a, b, c] {
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         assert!(lease.may_act(row.epoch).await && lease.confirm().await);
         lease.tell(call.id, over()).await;
     }
@@ -116,7 +120,7 @@ async fn a_redis_that_hangs() {
     cast.server.as_ref().unwrap().signal("CONT");
     until("redis is back", async || cast.nodes[0].cluster.nodes().await.map(drop)).await;
     assert!(lease.may_act(row.epoch).await, "the turn goes on at once");
-    assert_eq!(run(&lease, Gate::Free).await, accepted.id);
+    assert_eq!(run(&lease, None).await, accepted.id);
     lease.tell(accepted.id, over()).await;
     idle(&lease).await;
     assert!(!lease.lost.is_cancelled());
@@ -139,7 +143,7 @@ async fn a_full_redis_loses_no_lease() {
     let _: String = set("0").query_async(&mut raw).await.expect("set");
     let call = cast.message();
     let _waiter = cast.enqueue(1, &call).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     cast.end().await;
 }
 
@@ -173,7 +177,7 @@ async fn an_inbox_goes_on_under_another_clock() {
     cast.server = Some(restarted.await.expect("restarted"));
     let call = cast.message();
     let _waiter = cast.enqueue(1, &call).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     lease.tell(call.id, over()).await;
     // From here on nothing but the inbox tells of this.
     cast.nodes[1].cluster.revoked(cast.key, &engine::rpc::RpcError::internal()).await;
@@ -190,7 +194,7 @@ async fn a_failed_over_server_settles_before_any_heartbeat() {
     let lease = cast.lease(0).await;
     let call = cast.message();
     let _waiter = cast.enqueue(1, &call).await;
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     lease.unclaim(call.id).await;
     for node in &cast.nodes {
         node.freeze(true);
@@ -198,11 +202,11 @@ async fn a_failed_over_server_settles_before_any_heartbeat() {
     let world = format!("{}world", cast.prefix);
     let (mut raw, last) = (cast.raw().await, "0123456789abcdef0123456789abcdef01234567");
     let _: () = redis::cmd("SET").arg(&world).arg(last).query_async(&mut raw).await.expect("set");
-    assert!(matches!(lease.claim(Gate::Free).await, Claim::Wait), "nothing is popped before it has settled");
+    assert!(matches!(lease.claim(None).await, Claim::Wait), "nothing is popped before it has settled");
     for node in &cast.nodes {
         node.freeze(false);
     }
-    assert_eq!(run(&lease, Gate::Free).await, call.id);
+    assert_eq!(run(&lease, None).await, call.id);
     lease.tell(call.id, over()).await;
     cast.end().await;
 }
@@ -228,7 +232,7 @@ async fn a_full_queue_takes_back_what_it_had_accepted() {
     }
     cast.nodes[1].freeze(false);
     for call in calls {
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, over()).await;
     }
     cast.end().await;

@@ -1,11 +1,11 @@
 //! Redis as operators run it: behind Sentinels, over TLS with an authority of their own, with a user that may do little, for
 //! two clusters at once.
 
-use crate::cluster::cast::{Cast, LEASE, idle, over, run};
+use crate::cluster::cast::{Cast, LEASE, expired, held, idle, over, run};
 use crate::world::{opening, until, within};
+use coordinator::cluster::Claim;
 use coordinator::cluster::Lease;
 use coordinator::cluster::redis::{Redis, Settings};
-use coordinator::cluster::{Claim, Gate};
 use coordinator::log::Log;
 use engine::rpc::RpcError;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ async fn works(cast: &mut Cast) {
         let call = cast.message();
         let waiter = cast.enqueue(from, &call).await;
         let lease = cast.lease(from).await;
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, over()).await;
         drop(waiter);
         signalled(cast, to, from).await;
@@ -126,7 +126,11 @@ async fn failover(mut servers: Watched, url: String, ca: Option<PathBuf>) {
     cast.nodes[0].cluster.adopt(cast.session).await;
     let lease = cast.lease(0).await;
     let row = cast.world.own(cast.session).await;
-    cast.world.log.append(opening(cast.session, row.epoch, cast.key, engine::turn::Gate::Free)).await.expect("a turn");
+    cast.world
+        .log
+        .append(opening(cast.session, row.epoch, cast.key, engine::gate::GateFound::Free))
+        .await
+        .expect("a turn");
     assert!(lease.may_act(row.epoch).await);
     let (a, b, c) = (cast.message(), cast.message(), cast.message());
     let _a = cast.enqueue(0, &a).await;
@@ -152,7 +156,7 @@ async fn failover(mut servers: Watched, url: String, ca: Option<PathBuf>) {
     cast.nodes[1].cluster.adopt(cast.session).await;
     cast.no_lease(1);
     for call in [a, b, c] {
-        assert_eq!(run(&lease, Gate::Free).await, call.id);
+        assert_eq!(run(&lease, None).await, call.id);
         assert!(lease.may_act(row.epoch).await && lease.confirm().await);
         lease.tell(call.id, over()).await;
     }
@@ -276,12 +280,12 @@ async fn a_user_may_do_what_the_readme_says_and_no_more() {
     let _reader = coordinator::feed::Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
     drop(left);
     let lease = cast.lease(0).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
     lease.unclaim(first.id).await;
-    assert_eq!(run(&lease, Gate::Free).await, first.id);
+    assert_eq!(run(&lease, None).await, first.id);
     lease.tell(first.id, over()).await;
-    assert!(matches!(lease.claim(Gate::Held(cast.key)).await, Claim::Run(_) | Claim::Refuse(_)));
-    assert_eq!(run(&lease, Gate::Expired(cast.key)).await, third.id);
+    assert!(matches!(lease.claim(held(cast.key)).await, Claim::Run(_) | Claim::Refuse(_)));
+    assert_eq!(run(&lease, expired(cast.key)).await, third.id);
     lease.refuse_all(&RpcError::internal()).await;
     cast.nodes[1].cluster.cut(cast.session);
     cast.nodes[0].cluster.drain();
@@ -328,8 +332,8 @@ async fn two_clusters_on_one_redis_do_not_meet() {
     let _waiters = (one.enqueue(0, &a).await, two.enqueue(1, &b).await);
     let (first, second) = (one.lease(0).await, two.lease(1).await);
     assert!(first.confirm().await && second.confirm().await);
-    assert_eq!(run(&first, Gate::Free).await, a.id);
-    assert_eq!(run(&second, Gate::Free).await, b.id);
+    assert_eq!(run(&first, None).await, a.id);
+    assert_eq!(run(&second, None).await, b.id);
     let theirs = two.nodes[1].name.clone();
     assert_eq!(two.nodes[0].cluster.owner(two.session).await.expect("answered"), Some(theirs));
     one.nodes[0].cluster.revoked(one.key, &RpcError::internal()).await;

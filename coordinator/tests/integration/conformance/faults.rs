@@ -2,12 +2,12 @@
 
 use crate::conformance::proxy::Proxy;
 use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
-use coordinator::log::{Append, Next};
+use coordinator::log::Append;
 use coordinator::{Error, PostgresSettings};
 use engine::event::{EventType, NewEvent};
+use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
-use engine::turn::Gate;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
@@ -36,17 +36,17 @@ async fn step(world: &World, kind: Kind, marker: &str) -> (SessionId, Step) {
     let (session, key) = world.session().await;
     let marked = says(key, &format!(r#"{{"marker":"{marker}"}}"#));
     let epoch = world.own(session).await.epoch;
-    let mut open = opening(session, epoch, key, Gate::Free);
+    let mut open = opening(session, epoch, key, GateFound::Free);
     if let Some(row) = &mut open.open {
         row.idempotency = Some(("once".into(), [1; 32]));
     }
     let mut append = match kind {
         Kind::Free => return (session, Step::Free(session, key, vec![marked, event(key, EventType::SandboxRunning)])),
         Kind::Opening => open,
-        Kind::OpeningAndEnding => Append { next: ended(), ..open },
+        Kind::OpeningAndEnding => Append { end: Some(ended()), ..open },
         Kind::GoingOn | Kind::Ending => {
             world.log.append(open.clone()).await.unwrap();
-            going_on(&open, if matches!(kind, Kind::Ending) { ended() } else { Next::Running })
+            going_on(&open, if matches!(kind, Kind::Ending) { Some(ended()) } else { None })
         }
     };
     append.events.push(marked);
@@ -177,10 +177,20 @@ async fn an_append_that_may_still_come_is_not_called_refused() {
     for taken in [false, true] {
         let (session, owner) = world.session().await;
         let epoch = world.own(session).await.epoch;
-        let open = opening(session, epoch, owner, Gate::Free);
+        let open = opening(session, epoch, owner, GateFound::Free);
         world.log.append(open.clone()).await.unwrap();
-        world.log.append(going_on(&open, Next::Paused(Outcome::Unavailable, 60_000))).await.unwrap();
-        let mut reclaim = opening(session, epoch, owner, Gate::Expired);
+        world
+            .log
+            .append(going_on(
+                &open,
+                Some(End {
+                    outcome: Outcome::Unavailable,
+                    gate: GateAfter::Paused(std::time::Duration::from_secs(60)),
+                }),
+            ))
+            .await
+            .unwrap();
+        let mut reclaim = opening(session, epoch, owner, GateFound::ExpiredPause);
         reclaim.events.push(says(owner, r#"{"marker":"reclaims"}"#));
         proxy.hold_back("reclaims");
         let done = within("the append", world.log.append(reclaim)).await;

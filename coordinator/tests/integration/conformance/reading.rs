@@ -2,14 +2,14 @@
 
 use crate::world::{World, event, going_on, opening, says, within};
 use coordinator::feed::Reader;
-use coordinator::log::{Append, Log, Next, Side};
+use coordinator::log::{Append, Log, Side};
 use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::gate::GateFound;
 use engine::ids::{EventId, KeyId};
 use engine::json;
 use engine::message::{Message, Role};
 use engine::provider::Wire;
 use engine::request::{Chain, Kind, Request};
-use engine::turn::Gate;
 use std::sync::Arc;
 
 pub async fn pages_go_on_where_the_last_ended(world: &World) {
@@ -100,11 +100,11 @@ pub async fn requests_are_whole(world: &World) {
         request(&["other"]),
         request(&["other", "more"]),
     ];
-    let open = opening(session, epoch, key, Gate::Free);
+    let open = opening(session, epoch, key, GateFound::Free);
     world.log.append(open.clone()).await.unwrap();
     let mut chain: Option<Chain> = None;
     for request in &sent {
-        let mut next = going_on(&open, Next::Running);
+        let mut next = going_on(&open, None);
         next.events.insert(0, asks(key, request));
         next.chain = chain.clone();
         let committed = world.log.append(next).await.unwrap();
@@ -142,7 +142,7 @@ pub async fn requests_are_whole(world: &World) {
 pub async fn a_session_is_folded_from_its_compaction(world: &World) {
     let (session, key) = world.session().await;
     let epoch = world.own(session).await.epoch;
-    let mut open = opening(session, epoch, key, Gate::Free);
+    let mut open = opening(session, epoch, key, GateFound::Free);
     let said = "x".repeat(10_000);
     open.events = vec![says(key, &format!(r#"{{"role":"user","content":"{said}"}}"#))];
     world.log.append(open.clone()).await.unwrap();
@@ -151,7 +151,7 @@ pub async fn a_session_is_folded_from_its_compaction(world: &World) {
         NewEvent { payload, ..event(key, EventType::ProviderResponse) }
     };
     let append = async |events| {
-        let next = Append { events, ..going_on(&open, Next::Running) };
+        let next = Append { events, ..going_on(&open, None) };
         world.log.append(next).await.unwrap()
     };
     let sent = request(&["one"]);
@@ -183,7 +183,7 @@ pub async fn a_session_is_folded_from_its_compaction(world: &World) {
 
     // A broken reference: from the start, never lost context.
     let (session, key) = world.session().await;
-    let mut open = opening(session, world.own(session).await.epoch, key, Gate::Free);
+    let mut open = opening(session, world.own(session).await.epoch, key, GateFound::Free);
     let message = says(key, &format!(r#"{{"role":"user","content":"{said}"}}"#));
     open.events = vec![message, completed(EventId(coordinator::fresh_id()))];
     world.log.append(open).await.unwrap();

@@ -3,11 +3,11 @@
 use crate::world::{World, ended, event, going_on, new_session, opening};
 use coordinator::Error;
 use coordinator::feed::{Feeds, Reader};
-use coordinator::log::{Log, Next, Phase, Side, State};
+use coordinator::log::{Log, Side, State};
 use engine::event::EventType;
+use engine::gate::{End, Gate, GateAfter, GateFound};
 use engine::ids::{EventId, SessionId};
 use engine::outcome::Outcome;
-use engine::turn::Gate;
 use std::sync::Arc;
 
 pub async fn of_two_that_take_one_wins(world: &World) {
@@ -33,11 +33,11 @@ pub async fn of_two_that_take_one_wins(world: &World) {
 pub async fn crash_takeovers_are_counted(world: &World) {
     let (session, key) = world.session().await;
     let epoch = world.own(session).await.epoch;
-    let open = opening(session, epoch, key, Gate::Free);
+    let open = opening(session, epoch, key, GateFound::Free);
     world.log.append(open.clone()).await.unwrap();
     assert_eq!(world.log.unfinished().await.unwrap(), [(session, State::Open)]);
-    let takeovers = |row: coordinator::log::Row| match row.phase {
-        Phase::Running(call, takeovers) if call == open.call => takeovers,
+    let takeovers = |row: coordinator::log::Row| match row.gate {
+        Gate::Running { call, takeovers } if call == open.call => takeovers,
         other => panic!("{other:?}"),
     };
     assert_eq!(takeovers(world.own(session).await), 1);
@@ -49,21 +49,21 @@ pub async fn crash_takeovers_are_counted(world: &World) {
     let epoch = row.epoch;
     assert_eq!(takeovers(row), 2, "given away on purpose");
     assert_eq!(takeovers(world.own(session).await), 3, "that holds once");
-    let mut next = going_on(&open, Next::Running);
+    let mut next = going_on(&open, None);
     next.epoch = epoch + 1;
     world.log.append(next.clone()).await.unwrap();
     assert_eq!(takeovers(world.log.row(session).await.unwrap()), 0, "since its last append");
-    let mut last = going_on(&open, ended());
+    let mut last = going_on(&open, Some(ended()));
     last.epoch = next.epoch;
     world.log.append(last).await.unwrap();
-    assert!(matches!(world.own(session).await.phase, Phase::Idle));
+    assert!(matches!(world.own(session).await.gate, Gate::Free));
     assert!(world.log.unfinished().await.unwrap().is_empty());
 }
 
 pub async fn closing_has_two_steps_and_one_end(world: &World) {
     let (session, key) = world.session().await;
     let epoch = world.own(session).await.epoch;
-    let open = opening(session, epoch, key, Gate::Free);
+    let open = opening(session, epoch, key, GateFound::Free);
     world.log.append(open.clone()).await.unwrap();
     world.log.begin_close(session, key, "client_close").await.unwrap();
     let row = world.log.row(session).await.unwrap();
@@ -71,7 +71,7 @@ pub async fn closing_has_two_steps_and_one_end(world: &World) {
     assert_eq!(world.log.unfinished().await.unwrap(), [(session, State::Closing)]);
 
     let report = || vec![event(key, EventType::SandboxRunning)];
-    assert!(matches!(world.log.append(going_on(&open, ended())).await, Err(Error::NotOpen("closed"))));
+    assert!(matches!(world.log.append(going_on(&open, Some(ended()))).await, Err(Error::NotOpen("closed"))));
     assert!(matches!(world.free(session, key, report()).await, Err(Error::NotOpen("closed"))));
     assert!(matches!(world.log.take(session, row.epoch).await, Err(Error::Fenced)));
     assert!(matches!(world.log.declare(session, key, "{}".into()).await, Err(Error::NotOpen("closed"))));
@@ -106,13 +106,17 @@ pub async fn a_closing_that_another_finished_ends_no_stream_early(world: &World)
 pub async fn a_failed_session_takes_nothing(world: &World) {
     let (session, key) = world.session().await;
     let epoch = world.own(session).await.epoch;
-    let open = opening(session, epoch, key, Gate::Free);
+    let open = opening(session, epoch, key, GateFound::Free);
     world.log.append(open.clone()).await.unwrap();
-    world.log.append(going_on(&open, Next::Error(Outcome::Unavailable))).await.unwrap();
+    world
+        .log
+        .append(going_on(&open, Some(End { outcome: Outcome::Unavailable, gate: GateAfter::Failed })))
+        .await
+        .unwrap();
     let row = world.log.row(session).await.unwrap();
     assert_eq!(row.state, State::Error);
-    assert!(matches!(row.phase, Phase::Idle));
-    let opened = world.log.append(opening(session, epoch, key, Gate::Free)).await;
+    assert!(matches!(row.gate, Gate::Free));
+    let opened = world.log.append(opening(session, epoch, key, GateFound::Free)).await;
     assert!(matches!(opened, Err(Error::NotOpen("error"))), "{opened:?}");
     let closed = world.log.begin_close(session, key, "client_close").await;
     assert!(matches!(closed, Err(Error::NotOpen("error"))), "{closed:?}");
@@ -166,7 +170,7 @@ pub async fn an_unknown_session_is_not_found(world: &World) {
     assert!(matches!(world.log.admission(unknown, key).await, Err(Error::NotFound)));
     assert!(matches!(world.log.record(unknown, key).await, Err(Error::NotFound)));
     assert!(matches!(world.free(unknown, key, Vec::new()).await, Err(Error::NotFound)));
-    assert!(matches!(world.log.append(opening(unknown, 1, key, Gate::Free)).await, Err(Error::NotFound)));
+    assert!(matches!(world.log.append(opening(unknown, 1, key, GateFound::Free)).await, Err(Error::NotFound)));
     assert!(matches!(world.log.begin_close(unknown, key, "client_close").await, Err(Error::NotFound)));
     assert!(world.log.page(unknown, 0, 10).await.unwrap().events.is_empty());
     let twice = new_session(world.profile().await, key, State::Open);

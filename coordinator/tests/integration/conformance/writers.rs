@@ -1,10 +1,9 @@
 //! Many who write at once.
 
 use crate::world::{World, ended, event, going_on, opening, says, within};
-use coordinator::log::Next;
 use engine::event::EventType;
+use engine::gate::GateFound;
 use engine::ids::EventId;
-use engine::turn::Gate;
 use std::collections::HashSet;
 
 /// F7: a turn and twenty writers of reports in one session.
@@ -24,13 +23,13 @@ pub async fn numbers_have_no_hole_under_twenty_writers(world: &World) {
             written
         }));
     }
-    let open = opening(session, epoch, key, Gate::Free);
+    let open = opening(session, epoch, key, GateFound::Free);
     let mut written = Vec::new();
     let mut next = open.clone();
     for step in 0..30 {
         let done = within("a turn's append", world.log.append(next)).await.expect("the turn is not disturbed");
         written.push(done.iter().map(|e| (e.number, e.event.id)).collect::<Vec<_>>());
-        next = going_on(&open, if step == 28 { ended() } else { Next::Running });
+        next = going_on(&open, if step == 28 { Some(ended()) } else { None });
     }
     for writer in writers {
         written.extend(within("a writer", writer).await.expect("a writer"));
@@ -90,7 +89,7 @@ pub async fn many_sessions_are_written_at_once(world: &World) {
         }
         let log = world.log.clone();
         let turn = tokio::spawn(async move {
-            let open = opening(session, epoch, key, Gate::Free);
+            let open = opening(session, epoch, key, GateFound::Free);
             let mut next = open.clone();
             for step in 0..10 {
                 next.events.push(says(key, &format!(r#"{{"step":{step}}}"#)));
@@ -100,7 +99,7 @@ pub async fn many_sessions_are_written_at_once(world: &World) {
                     return;
                 }
                 done.expect("an append");
-                next = going_on(&open, if step == 8 { ended() } else { Next::Running });
+                next = going_on(&open, if step == 8 { Some(ended()) } else { None });
             }
         });
         turns.push((session, stale, turn));

@@ -1,8 +1,9 @@
 //! Compaction (client API, `session.compact`; companion 7): the model's own summary becomes the start of history.
 
 use super::open::event;
-use super::{After, Context, End, Stage, Step, Summary, Then, Turn};
+use super::{Context, Stage, Step, Summary, Then, Turn};
 use crate::event::{EventType, NewEvent};
+use crate::gate::{End, GateAfter};
 use crate::history::PREAMBLE;
 use crate::ids::{EventId, KeyId};
 use crate::json::{self, Object};
@@ -112,7 +113,7 @@ impl Turn {
         }
         let events = std::mem::take(&mut self.made);
         self.finish();
-        Step { events, store: true, then: Then::End(End { outcome, session: After::Idle }) }
+        Step { events, store: true, then: Then::End(End { outcome, gate: GateAfter::Free }) }
     }
 
     /// The result of the compaction could not be stored, on a `Turn` folded anew: says so in the log. A message's turn still
@@ -124,6 +125,6 @@ impl Turn {
         self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, &payload));
         let outcome =
             if manual { Outcome::Error(RpcError::internal()) } else { self.compacted_outcome(Err(String::new())) };
-        self.end(outcome, After::Idle)
+        self.end(outcome, GateAfter::Free)
     }
 }

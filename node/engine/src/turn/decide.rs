@@ -1,8 +1,9 @@
 //! Deciding: what the folded log and the context say comes next, and what an answer from outside means.
 
 use super::open::event;
-use super::{After, Context, MAX_TAKEOVERS, Reply, Stage, Step, Then, Turn};
+use super::{Context, MAX_TAKEOVERS, Reply, Stage, Step, Then, Turn};
 use crate::event::{EventType, NewEvent, Payload};
+use crate::gate::GateAfter;
 use crate::ids::{EventId, KeyId};
 use crate::json;
 use crate::message::Message;
@@ -36,18 +37,18 @@ impl Turn {
                 }
                 Stage::Replied => {
                     if !self.start_auto_compaction(ctx, key) {
-                        return self.end(self.replied_outcome(), After::Idle);
+                        return self.end(self.replied_outcome(), GateAfter::Free);
                     }
                 }
-                Stage::Paused => return self.end(self.replied_outcome(), After::Paused),
+                Stage::Paused => return self.end(self.replied_outcome(), GateAfter::Paused(ctx.pause_timeout)),
                 Stage::Compact => self.ask_summary(ctx, key),
                 // The answer is committed before its result is tried to be stored.
                 Stage::Summarized(Ok(_)) if !self.made.is_empty() => return self.act(Then::Continue),
                 Stage::Summarized(Ok(summary)) => return self.store(ctx, key, &summary),
                 Stage::Summarized(Err(detail)) => self.stage = Stage::Compacted(Err(detail)),
-                Stage::Compacted(result) => return self.end(self.compacted_outcome(result), After::Idle),
-                Stage::Broken(outcome) => return self.end(outcome, After::Error),
-                Stage::Idle => return self.end(self.replied_outcome(), After::Idle),
+                Stage::Compacted(result) => return self.end(self.compacted_outcome(result), GateAfter::Free),
+                Stage::Broken(outcome) => return self.end(outcome, GateAfter::Failed),
+                Stage::Idle => return self.end(self.replied_outcome(), GateAfter::Free),
             }
         }
     }

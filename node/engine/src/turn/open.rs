@@ -1,7 +1,8 @@
 //! Opening a call: what its first append says, or why it is refused with nothing recorded.
 
-use super::{After, Call, Context, End, Stage, Step, Then, Turn};
+use super::{Call, Context, Stage, Step, Then, Turn};
 use crate::event::{EventType, NewEvent, Payload};
+use crate::gate::{End, GateAfter, GateFound};
 use crate::history::blocks;
 use crate::ids::{EventId, KeyId};
 use crate::json::{self, Raw};
@@ -22,23 +23,12 @@ pub enum Opening {
     Compact(Option<String>),
 }
 
-/// What the gate looks like to a call that has been claimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gate {
-    /// No turn is open.
-    Free,
-    /// A pause waits, and this call is its owner's.
-    Own,
-    /// A pause waits, its deadline has passed, and this call takes the gate over.
-    Expired,
-}
-
 impl Turn {
     /// Opens a call of that client. The events are handed out by [`Turn::next`].
     ///
     /// # Errors
     /// A refusal, with nothing recorded.
-    pub fn open(&mut self, ctx: &Context<'_>, opening: &Opening, key: KeyId, gate: Gate) -> Result<(), RpcError> {
+    pub fn open(&mut self, ctx: &Context<'_>, opening: &Opening, key: KeyId, gate: GateFound) -> Result<(), RpcError> {
         match opening {
             Opening::Message(message) => self.open_message(ctx, message, key, gate),
             Opening::Compact(prompt) => {
@@ -66,11 +56,11 @@ impl Turn {
         ctx: &Context<'_>,
         message: &SendMessage,
         key: KeyId,
-        gate: Gate,
+        gate: GateFound,
     ) -> Result<(), RpcError> {
-        let round = self.round.as_ref().filter(|_| gate != Gate::Free);
+        let round = self.round.as_ref().filter(|_| gate != GateFound::Free);
         let merged = match (round, gate) {
-            (Some(round), Gate::Own) => match round.continue_with(message) {
+            (Some(round), GateFound::OwnPause) => match round.continue_with(message) {
                 Ok(merged) => Some(merged),
                 Err(detail) => {
                     self.begin(key, false);
@@ -80,15 +70,15 @@ impl Turn {
                     return Ok(());
                 }
             },
-            (None | Some(_), Gate::Free | Gate::Own | Gate::Expired) if message.answers => {
+            (None | Some(_), GateFound::Free | GateFound::OwnPause | GateFound::ExpiredPause) if message.answers => {
                 return Err(RpcError::nothing_awaited());
             }
             // Results are a user's to bring.
-            (Some(_), Gate::Expired) if message.role != Role::User.as_str() => None,
-            (Some(round), Gate::Expired) => Some(round.abandon(&blocks(&message.content))),
-            (None, _) | (Some(_), Gate::Free) => None,
+            (Some(_), GateFound::ExpiredPause) if message.role != Role::User.as_str() => None,
+            (Some(round), GateFound::ExpiredPause) => Some(round.abandon(&blocks(&message.content))),
+            (None, _) | (Some(_), GateFound::Free) => None,
         };
-        let abandoned = self.paused().filter(|_| gate == Gate::Expired);
+        let abandoned = self.paused().filter(|_| gate == GateFound::ExpiredPause);
         self.begin(key, false);
         if let Some(owner) = abandoned {
             if merged.is_some() {
@@ -107,8 +97,8 @@ impl Turn {
         Ok(())
     }
 
-    fn open_compact(&mut self, ctx: &Context<'_>, prompt: Option<&str>, key: KeyId, gate: Gate) {
-        let abandoned = self.paused().filter(|_| gate != Gate::Free);
+    fn open_compact(&mut self, ctx: &Context<'_>, prompt: Option<&str>, key: KeyId, gate: GateFound) {
+        let abandoned = self.paused().filter(|_| gate != GateFound::Free);
         self.begin(key, true);
         if let Some(owner) = abandoned {
             self.retire(ctx, key, owner);
@@ -134,12 +124,12 @@ impl Turn {
         self.stage = Stage::Broken(outcome);
     }
 
-    pub(super) fn end(&mut self, outcome: Outcome, session: After) -> Step {
+    pub(super) fn end(&mut self, outcome: Outcome, gate: GateAfter) -> Step {
         let events = std::mem::take(&mut self.made);
-        if session != After::Paused {
+        if !matches!(gate, GateAfter::Paused(_)) {
             self.finish();
         }
-        Step { events, store: false, then: Then::End(End { outcome, session }) }
+        Step { events, store: false, then: Then::End(End { outcome, gate }) }
     }
 }
 

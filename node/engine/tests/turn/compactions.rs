@@ -4,18 +4,18 @@ use crate::order::{Cut, Reader, State, retired};
 use crate::read::{Fields, quoted};
 use crate::requests::history;
 use engine::event::EventType;
+use engine::gate::{GateAfter, GateFound};
 use engine::history::PREAMBLE;
 use engine::open::Compaction;
 use engine::outcome::Outcome;
 use engine::provider::Wire;
 use engine::rpc::RpcError;
-use engine::turn::{After, Gate};
 
-type Ended = Result<(Outcome, After), Cut>;
+type Ended = Result<(Outcome, GateAfter), Cut>;
 
 /// `session.compact`, an expired pause retired first.
 pub fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
-    if reader.call.gate == Gate::Expired {
+    if reader.call.gate == GateFound::ExpiredPause {
         retired(reader, state)?;
         state.seen.add("abandonments by a compact", 1);
     }
@@ -24,7 +24,7 @@ pub fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
     assert_eq!((started.number("token_count"), started.number("threshold_tokens")), (state.usage, None));
     let failed = |detail: &str| Outcome::Error(RpcError::compaction_failed(detail));
     if !reader.call.primary {
-        return Ok((failed("provider_config: unknown provider \"p0\""), After::Idle));
+        return Ok((failed("provider_config: unknown provider \"p0\""), GateAfter::Free));
     }
     let outcome = match attempt(reader, state)? {
         Result::Ok(Outcome::Unavailable) => Outcome::Error(RpcError::internal()),
@@ -34,7 +34,7 @@ pub fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
     let what =
         if matches!(outcome, Outcome::Compacted(_)) { "manual compactions" } else { "failed manual compactions" };
     state.seen.add(what, 1);
-    Ok((outcome, After::Idle))
+    Ok((outcome, GateAfter::Free))
 }
 
 /// The automatic one behind a completed turn, where the backoff allows it.
@@ -101,7 +101,7 @@ fn attempt(reader: &mut Reader<'_>, state: &mut State) -> Result<Result<Outcome,
 }
 
 /// How a call ends whose nodes were lost too often: as far as a compaction goes, without harm to the session.
-pub fn given_up(reader: &Reader<'_>) -> (Outcome, After) {
+pub fn given_up(reader: &Reader<'_>) -> (Outcome, GateAfter) {
     let reply = reader.events.iter().rev().find(|e| e.event.kind == EventType::ServerMessage);
     let compacting = reader.events.iter().any(|e| e.event.kind == EventType::CompactionStarted);
     let failed = reader
@@ -110,11 +110,11 @@ pub fn given_up(reader: &Reader<'_>) -> (Outcome, After) {
         .any(|e| e.event.kind == EventType::SessionError && Fields::payload(e).is("reason", "turn_recovery_failed"));
     assert_ne!(compacting, failed, "inside a compaction nothing fails the session");
     match (&reader.call.opening, reply) {
-        _ if failed => (Outcome::Unavailable, After::Error),
+        _ if failed => (Outcome::Unavailable, GateAfter::Failed),
         (engine::turn::Opening::Compact(_), _) => {
             let detail = "the nodes running it were lost 5 times";
-            (Outcome::Error(RpcError::compaction_failed(detail)), After::Idle)
+            (Outcome::Error(RpcError::compaction_failed(detail)), GateAfter::Free)
         }
-        (_, reply) => (Outcome::Message(reply.expect("a reply before its compaction").event.id), After::Idle),
+        (_, reply) => (Outcome::Message(reply.expect("a reply before its compaction").event.id), GateAfter::Free),
     }
 }

@@ -8,11 +8,12 @@ use crate::requests::block;
 use crate::script::Fit;
 use crate::world::World;
 use engine::event::{Event, EventType};
+use engine::gate::{GateAfter, GateFound};
 use engine::ids::KeyId;
 use engine::open::Compaction;
 use engine::outcome::Outcome;
 use engine::round::ABANDONED;
-use engine::turn::{After, Gate, Opening};
+use engine::turn::Opening;
 
 /// What a run has shown; a test asserts that nothing of it never happened.
 #[derive(Debug, Default, Clone)]
@@ -121,7 +122,7 @@ pub fn check(world: &World<'_>) -> Seen {
             fields::check(event);
         }
     }
-    let mut after = After::Idle;
+    let mut after = GateAfter::Free;
     for call in &world.calls {
         let events: Vec<&Event> = world.log.iter().filter(|e| e.call == Some(call.id)).collect();
         let reader = Reader {
@@ -133,13 +134,13 @@ pub fn check(world: &World<'_>) -> Seen {
             compaction: &world.script.compaction,
             log: &world.log,
         };
-        assert_ne!(after, After::Error, "a call after the session failed");
+        assert_ne!(after, GateAfter::Failed, "a call after the session failed");
         after = one(reader, &mut state).unwrap_or(after);
     }
     let row = match after {
-        After::Idle => matches!(world.row, Row::Idle),
-        After::Paused => matches!(world.row, Row::Paused(_)),
-        After::Error => matches!(world.row, Row::Error),
+        GateAfter::Free => matches!(world.row, Row::Idle),
+        GateAfter::Paused(_) => matches!(world.row, Row::Paused(_)),
+        GateAfter::Failed => matches!(world.row, Row::Error),
     };
     assert!(row, "the row says {:?} after {after:?}", world.row);
     state.seen.add("lost tools", world.lost);
@@ -147,7 +148,7 @@ pub fn check(world: &World<'_>) -> Seen {
     state.seen
 }
 
-fn one(mut reader: Reader<'_>, state: &mut State) -> Option<After> {
+fn one(mut reader: Reader<'_>, state: &mut State) -> Option<GateAfter> {
     let call = reader.call;
     if let Some(refused) = &call.refused {
         assert!(reader.events.is_empty(), "a refused call is recorded");
@@ -158,7 +159,7 @@ fn one(mut reader: Reader<'_>, state: &mut State) -> Option<After> {
                 "tool result merge invalid: no paused turn is awaiting tool results (it may have timed out and been retired)"
             )
         );
-        assert!(matches!(&call.opening, Opening::Message(m) if m.answers && call.gate != Gate::Own));
+        assert!(matches!(&call.opening, Opening::Message(m) if m.answers && call.gate != GateFound::OwnPause));
         state.seen.add("answers nobody awaits", 1);
         return None;
     }
@@ -170,19 +171,19 @@ fn one(mut reader: Reader<'_>, state: &mut State) -> Option<After> {
     let expected = result.unwrap_or_else(|Cut| {
         state.seen.add("takeover limits", 1);
         let end = crate::compactions::given_up(&reader);
-        state.seen.add("takeover limits in a compaction", usize::from(end.1 == After::Idle));
+        state.seen.add("takeover limits in a compaction", usize::from(end.1 == GateAfter::Free));
         end
     });
     assert_eq!(reader.at, reader.events.len(), "events after the end");
-    assert_eq!((&end.outcome, end.session), (&expected.0, expected.1));
-    Some(end.session)
+    assert_eq!((&end.outcome, end.gate), (&expected.0, expected.1));
+    Some(end.gate)
 }
 
-type Ended = Result<(Outcome, After), Cut>;
+type Ended = Result<(Outcome, GateAfter), Cut>;
 
 fn fails(reader: &mut Reader<'_>, reason: &str) -> Ended {
     reader.error(reason)?;
-    Ok((Outcome::Unavailable, After::Error))
+    Ok((Outcome::Unavailable, GateAfter::Failed))
 }
 
 /// `driver_turn_abandoned`, where the call takes a pause over.
@@ -220,9 +221,9 @@ fn made_up(reader: &mut Reader<'_>, one: &Use) -> Result<String, Cut> {
 fn opening(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
     let Opening::Message(sent) = &reader.call.opening else { panic!("a compact") };
     let user = sent.role == "user";
-    if reader.call.gate == Gate::Expired && !user {
+    if reader.call.gate == GateFound::ExpiredPause && !user {
         retired(reader, state)?;
-    } else if reader.call.gate == Gate::Expired {
+    } else if reader.call.gate == GateFound::ExpiredPause {
         abandonment(reader)?;
     }
     let key = reader.call.key;
@@ -258,7 +259,7 @@ fn opening(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
     assert_eq!(message.raw("content"), array(&merged), "the merge is wrong");
     let what = match (sent.answers, reader.call.gate) {
         (true, _) => "answers",
-        (false, Gate::Own) => "abandonments by the owner's message",
+        (false, GateFound::OwnPause) => "abandonments by the owner's message",
         (false, _) => "abandonments by another's message",
     };
     state.seen.add(what, 1);
@@ -270,7 +271,7 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
         let detail = reader.error("tool_result_merge_invalid")?.str("detail");
         let error = engine::rpc::RpcError::tool_result_merge_invalid(detail);
         state.seen.add("answers that do not fit", 1);
-        return Ok((Outcome::Error(error), After::Error));
+        return Ok((Outcome::Error(error), GateAfter::Failed));
     }
     opening(reader, state)?;
     let mut rounds = 0;
@@ -290,7 +291,7 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
             Err(attempts) => {
                 let payload = reader.error("all_providers_failed")?;
                 assert_eq!(payload.number("attempts"), Some(attempts as u64));
-                return Ok((Outcome::Unavailable, After::Error));
+                return Ok((Outcome::Unavailable, GateAfter::Failed));
             }
         };
         let usage = Fields::maybe(response.raw("usage")).filter(|_| response.raw("usage") != "null");
@@ -302,7 +303,7 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
             assert_eq!(reply.raw("content"), array(&answered(&response)), "the answer was changed");
             let outcome = Outcome::Message(event.expect("taken").event.id);
             crate::compactions::automatic(reader, state)?;
-            return Ok((outcome, After::Idle));
+            return Ok((outcome, GateAfter::Free));
         }
         let uses = round(reader, &response, &mut state.seen)?;
         if uses.iter().any(|one| !one.server) {
@@ -311,7 +312,7 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
             tagged(&reply, &uses);
             state.seen.add("mixed rounds", usize::from(uses.iter().any(|one| one.server)));
             state.pause = Some(uses);
-            return Ok((Outcome::Message(event.expect("taken").event.id), After::Paused));
+            return Ok((Outcome::Message(event.expect("taken").event.id), GateAfter::Paused(crate::world::PAUSE)));
         }
     }
 }

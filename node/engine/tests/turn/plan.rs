@@ -1,11 +1,12 @@
 //! How a script is run, and what the session's row and its calls are while it runs.
 
 use crate::script::Fit;
+use engine::gate::{End, GateFound};
 use engine::ids::{CallId, KeyId};
 use engine::rpc::RpcError;
-use engine::turn::{End, Gate, Opening};
+use engine::turn::Opening;
 
-/// After which appends the program is stopped and started anew.
+/// GateAfter which appends the program is stopped and started anew.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stops {
     Never,
@@ -46,7 +47,7 @@ pub struct Call {
     pub id: CallId,
     pub key: KeyId,
     pub opening: Opening,
-    pub gate: Gate,
+    pub gate: GateFound,
     /// How an answer fits, where one is awaited; none for other openings.
     pub fit: Option<Fit>,
     pub primary: bool,

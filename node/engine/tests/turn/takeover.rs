@@ -6,13 +6,14 @@ use crate::world::{World, client, run};
 use crate::{order, read::Fields};
 use engine::event::EventType;
 use engine::event::Payload;
+use engine::gate::{GateAfter, GateFound};
 use engine::json;
 use engine::open::Compaction;
 use engine::outcome::Outcome;
 use engine::params::SendMessage;
 use engine::provider::Wire;
 use engine::rpc::RpcError;
-use engine::turn::{After, Gate, Opening, Then, Turn};
+use engine::turn::{Opening, Then, Turn};
 
 const WHOLE: Plan = Plan { stops: Stops::Never, newest: false, takeovers: 1, swap_tools: false, looks: true };
 
@@ -122,7 +123,7 @@ fn a_broken_preamble_reference_loses_nothing() {
         turn.settle();
         let hello = json::parse(r#"{"message":{"content":"go on"}}"#).unwrap();
         let opening = Opening::Message(SendMessage::parse(&hello).unwrap());
-        turn.open(&world.context(), &opening, client(1), Gate::Free).unwrap();
+        turn.open(&world.context(), &opening, client(1), GateFound::Free).unwrap();
         let Then::Ask(request) = turn.next(&world.context()).then else { panic!("a request is due") };
         let mut messages = String::new();
         request.write_messages(&mut messages);
@@ -144,7 +145,7 @@ fn a_deleted_profile_fails_the_session() {
         assert_eq!((error.kind, error.key), (EventType::SessionError, client(2)));
         assert_eq!(error.payload.text(), r#"{"reason":"profile_unavailable"}"#);
         let Then::End(end) = step.then else { panic!("the call goes on") };
-        assert_eq!((end.outcome, end.session), (Outcome::Error(RpcError::profile_unavailable()), After::Error));
+        assert_eq!((end.outcome, end.gate), (Outcome::Error(RpcError::profile_unavailable()), GateAfter::Failed));
     });
 }
 

@@ -7,16 +7,20 @@ use crate::read::{Fields, quoted};
 use crate::requests;
 use crate::script::{By, Fit, Op, Script, What};
 use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
 use engine::round::Use;
 use engine::toolbox::Toolbox;
-use engine::turn::{After, Context, End, Gate, Opening, Step, Then, Turn};
+use engine::turn::{Context, Opening, Step, Then, Turn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How long the tests' pauses keep the gate.
+pub const PAUSE: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[derive(Default)]
 struct Cursor {
@@ -103,6 +107,7 @@ impl<'a> World<'a> {
             tools: self.tools[self.op.tools].clone(),
             available_sandboxes: vec!["img".into()],
             compaction: self.script.compaction.clone(),
+            pause_timeout: PAUSE,
             max_rounds: self.script.max_rounds,
             max_subagents: 8,
             running_subagents: self.op.running,
@@ -168,9 +173,9 @@ impl<'a> World<'a> {
         let answers = matches!(self.op.what, What::Answer(_));
         let compact = matches!(self.op.what, What::Compact(_));
         let gate = match owner {
-            None => Gate::Free,
-            Some(owner) if owner == key && !compact && (answers || !self.op.late) => Gate::Own,
-            Some(_) if self.op.late => Gate::Expired,
+            None => GateFound::Free,
+            Some(owner) if owner == key && !compact && (answers || !self.op.late) => GateFound::OwnPause,
+            Some(_) if self.op.late => GateFound::ExpiredPause,
             Some(_) => {
                 self.in_progress += usize::from(compact);
                 return;
@@ -180,7 +185,7 @@ impl<'a> World<'a> {
             What::Compact(prompt) => (Opening::Compact(prompt.clone()), None),
             _ => {
                 let (message, fit) = self.message(owner.is_some());
-                (Opening::Message(message), fit.filter(|_| gate == Gate::Own))
+                (Opening::Message(message), fit.filter(|_| gate == GateFound::OwnPause))
             }
         };
         let refused = turn.open(&self.context(), &opening, key, gate).err();
@@ -251,9 +256,9 @@ impl<'a> World<'a> {
         }
         turn.committed(first);
         self.row = match &step.then {
-            Then::End(End { session: After::Idle, .. }) => Row::Idle,
-            Then::End(End { session: After::Paused, .. }) => Row::Paused(key),
-            Then::End(End { session: After::Error, .. }) => Row::Error,
+            Then::End(End { gate: GateAfter::Free, .. }) => Row::Idle,
+            Then::End(End { gate: GateAfter::Paused(_), .. }) => Row::Paused(key),
+            Then::End(End { gate: GateAfter::Failed, .. }) => Row::Error,
             _ => Row::Running,
         };
         if !step.events.is_empty() {

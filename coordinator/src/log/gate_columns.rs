@@ -1,0 +1,70 @@
+//! How a session's gate stands in its row: the columns `phase`, `state`, `call`, `owner`, `deadline` and `takeovers`.
+//!
+//! Here and nowhere else the text of the columns becomes a [`Gate`], and the end of a call becomes the text of the columns. The
+//! statements in `append` compare the same columns with what an opening call found ([`engine::gate::GateFound`]).
+
+use super::Id;
+use crate::Error;
+use crate::db::sql::Row;
+use engine::gate::{End, Gate, GateAfter, Pause};
+use engine::ids::{CallId, KeyId};
+use std::time::Duration;
+
+const FREE: &str = "idle";
+const RUNNING: &str = "running";
+const PAUSED: &str = "paused";
+
+/// What an append writes into the row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GateColumns {
+    pub phase: &'static str,
+    pub state: &'static str,
+    /// For how many milliseconds the gate is kept, added to the database's clock; then the owner is written too.
+    pub pause: Option<i64>,
+}
+
+impl GateColumns {
+    /// What the append with this end writes; an append without an end leaves its call running.
+    pub fn after(end: Option<&End>) -> Self {
+        let (phase, state, pause) = match end.map(|end| end.gate) {
+            None => (RUNNING, "open", None),
+            Some(GateAfter::Free) => (FREE, "open", None),
+            Some(GateAfter::Paused(time)) => (PAUSED, "open", Some(time.as_millis() as i64)),
+            Some(GateAfter::Failed) => (FREE, "error", None),
+        };
+        Self { phase, state, pause }
+    }
+}
+
+/// The gate of a row that was read together with the database's clock (`now`).
+pub(super) fn read(row: &Row) -> Result<Gate, Error> {
+    Ok(match row.get("phase")? {
+        RUNNING => Gate::Running { call: CallId::read(row, "call")?, takeovers: row.get::<i64>("takeovers")? as u32 },
+        PAUSED => {
+            let (deadline, now): (i64, i64) = (row.get("deadline")?, row.get("now")?);
+            let left = Duration::from_millis(u64::try_from(deadline - now).unwrap_or(0));
+            Gate::Paused(Pause { owner: KeyId::read(row, "owner")?, left })
+        }
+        _ => Gate::Free,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::outcome::Outcome;
+
+    #[test]
+    fn each_end_has_its_columns() {
+        let table = [
+            (None, ("running", "open", None)),
+            (Some(GateAfter::Free), ("idle", "open", None)),
+            (Some(GateAfter::Paused(Duration::from_millis(1500))), ("paused", "open", Some(1500))),
+            (Some(GateAfter::Failed), ("idle", "error", None)),
+        ];
+        for (gate, (phase, state, pause)) in table {
+            let end = gate.map(|gate| End { outcome: Outcome::Unavailable, gate });
+            assert_eq!(GateColumns::after(end.as_ref()), GateColumns { phase, state, pause });
+        }
+    }
+}
