@@ -1,6 +1,7 @@
-//! The command line: one program, its roles as subcommands.
+//! The command line of `baesrv`: parses the arguments, starts the runtime and runs a subcommand.
 //!
-//! Exit codes: 0; 1 for what failed; 2 for what was asked for wrongly. Both failures say in one line what to change.
+//! The program exits with 0 on success, with 1 when something failed, and with 2 when flags, variables or the configuration
+//! file are wrong. Every failure is one line on standard error that says what to change.
 
 mod admin;
 mod dev;
@@ -41,10 +42,10 @@ enum Command {
 /// Why the program ends without success.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// It was asked for wrongly: exit 2.
+    /// Flags, variables or the configuration file are wrong: exit code 2.
     #[error(transparent)]
     Usage(#[from] Usage),
-    /// It failed: exit 1.
+    /// Something failed: exit code 1.
     #[error("{0}")]
     Runtime(String),
 }
@@ -61,7 +62,7 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// Runs the program with these arguments, its name first.
+/// Runs the program with these arguments, of which the first is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let program = arguments.first().map_or_else(|| "baesrv".into(), |name| name.to_string_lossy().into_owned());
@@ -69,14 +70,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error),
     };
-    // Before the first TLS connection. Already installed is as good.
+    // Must be installed before the first TLS connection. It fails only if one is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Failure::Runtime(format!("cannot start threads: {error}"))),
     };
     let done = runtime.block_on(Box::pin(run(command, program)));
-    // Standard input may be read by a thread that nothing can wake.
+    // Without waiting: a thread that reads standard input cannot be interrupted.
     runtime.shutdown_background();
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -103,7 +104,7 @@ fn fail(failure: &Failure) -> ExitCode {
     }
 }
 
-/// Help as it is; a mistake as one line.
+/// Prints help as clap renders it, and a mistake as one line.
 fn refuse(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -126,7 +127,7 @@ fn usage_line(error: &clap::Error) -> String {
     format!("{line}; --help shows what can be given")
 }
 
-/// Writes to standard output. A reader that has gone (`| head`) is no failure.
+/// Writes to standard output. It is no failure if the reader has closed the pipe, like `| head`.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

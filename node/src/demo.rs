@@ -1,8 +1,8 @@
-//! The demo model: a small server that speaks Anthropic's wire format, so that a first start needs no key and no network
-//! and still runs the real provider code.
+//! The demo model of `baesrv dev`: a small server that speaks Anthropic's wire format, so that a first start needs no API key
+//! and no network, and still runs the real provider code.
 //!
-//! What it answers is decided by [`answer`], a pure function of the request, so a repeated attempt gets the same answer.
-//! It is as strict as the real one about the shape of a conversation. Only the waiting that a message asks for happens here.
+//! [`answer`] decides what it answers, as a pure function of the request, so that a repeated attempt gets the same answer. It
+//! is as strict about the form of a conversation as Anthropic's API. This module does the HTTP and the delays.
 
 mod answer;
 mod arguments;
@@ -23,18 +23,18 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use answer::{Answer, answer};
+pub(crate) use answer::{Answer, answer};
 
 const BODY_LIMIT: usize = 64 << 20;
 
-/// Serves `POST /v1/messages` until `stop` is cancelled; answers that still wait then end with 503.
-pub async fn serve(listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
+/// Serves `POST /v1/messages` until `stop` is cancelled. Answers that are being delayed at that time become 503.
+pub(crate) async fn serve(listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
     let app = Router::new()
         .route("/v1/messages", post(messages))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(stop.clone());
     let listener = listener.tap_io(|socket| {
-        // A socket that cannot do it is slower, nothing else.
+        // If this fails, the connection is slower and still works.
         let _ = socket.set_nodelay(true);
     });
     axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned()).await

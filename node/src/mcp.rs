@@ -1,14 +1,16 @@
-//! Tools of MCP servers: this node's client side.
+//! The MCP client of a node: lists and calls the tools of MCP servers. Session creation lists them, and the loop that drives
+//! turns calls them.
 //!
-//! A session's servers are connected when it is created, and their tools are listed once; the list is kept with the
-//! session, so it survives restarts and a server that changes its tools. Connections are not kept: they are live only on
-//! this node, one for each session and server, and a call makes a new one when there is none (after a restart, a death, an
-//! idle close). A call that may have run is never repeated; whatever goes wrong becomes a text that the model can react to.
+//! When a session is created, its servers are connected and their tools are listed, once. The caller stores the list with
+//! the session, so it stays the same after a restart and when a server changes its tools. Connections are not stored: they
+//! live on this node only, one for each session and server. A call makes a new one if there is none, which happens after a
+//! restart, after a failure, and after an idle connection was closed. A call that may have run is never repeated. Whatever
+//! goes wrong becomes a text that the model can react to.
 //!
-//! Results, inputs and schemas pass through the typed messages of `rmcp`. Texts and integers of 64 bits survive as they
-//! are; other numbers in the form of a double; members of objects are sorted, unknown members of known content are lost.
+//! Results, inputs and schemas pass through the typed messages of `rmcp`. Texts and 64-bit integers stay as they are, other
+//! numbers become doubles, the members of objects are sorted, and unknown members of known content are lost.
 //!
-//! Nothing here logs inputs, outputs, headers or URLs. The libraries do, so [`UNSAFE_TARGETS`] must stay off.
+//! Nothing here logs inputs, outputs, headers or URLs. The libraries would, so [`UNSAFE_TARGETS`] must stay off.
 
 mod connection;
 mod content;
@@ -21,10 +23,10 @@ mod stdio;
 mod tests;
 mod wire;
 
-pub use content::{MAX_TEXT, content_blocks, error_blocks};
-pub use server::{Resolve, ServerConfig, Transport};
+pub(crate) use content::content_blocks;
+pub(crate) use server::{Resolve, ServerConfig, Transport};
 
-use connection::{Connection, Dialer, Fault, Reply};
+use connection::{Connection, Connector, Fault, Reply};
 use engine::ids::SessionId;
 use engine::json::Raw;
 use engine::toolbox::McpTool;
@@ -38,34 +40,34 @@ use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// The variables of the node's environment that a stdio server is given, if they are set; for [`Settings::environment`].
-pub const INHERITED: [&str; 10] =
+/// The variables of the node's environment that a stdio server inherits if they are set; for [`Settings::environment`].
+pub(crate) const INHERITED: [&str; 10] =
     ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
-/// Log and span targets of the libraries in use that print messages or a child's environment. They must be off in every
-/// filter, whatever level is asked for.
-pub const UNSAFE_TARGETS: [&str; 3] = ["rmcp", "process_wrap", "sse_stream"];
+/// Log and span targets of libraries that print messages or a child's environment. Every filter must switch them off,
+/// whatever level is asked for.
+pub(crate) const UNSAFE_TARGETS: [&str; 3] = ["rmcp", "process_wrap", "sse_stream"];
 
-/// How long the end of the node waits for connections to close.
+/// How long the shutdown of the node waits for connections to close.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The bounds.
+/// Limits and timeouts.
 #[derive(Debug, Clone)]
-pub struct Settings {
-    /// Live connections of the node, over all sessions. At the bound the longest idle one makes room.
-    pub max_connections: usize,
-    /// A connection that is not used for so long is closed.
-    pub idle: Duration,
-    /// To connect, initialise and list tools.
-    pub connect_timeout: Duration,
-    /// For one call.
-    pub call_timeout: Duration,
-    /// How long a stdio server may take to exit after its input closed, and again after SIGTERM.
-    pub close_grace: Duration,
-    /// Bytes of one message from a server.
-    pub max_message: usize,
-    /// What every stdio server finds in its environment beside its own `env`: the [`INHERITED`] variables.
-    pub environment: Vec<(OsString, OsString)>,
+pub(crate) struct Settings {
+    /// The most live connections of the node, over all sessions. At the limit, the one that has been idle longest is closed.
+    pub(crate) max_connections: usize,
+    /// A connection that was not used for this long is closed.
+    pub(crate) idle: Duration,
+    /// The time to connect and initialize, and the time to list tools.
+    pub(crate) connect_timeout: Duration,
+    /// The time for one call.
+    pub(crate) call_timeout: Duration,
+    /// How long a stdio server may take to exit after its input was closed, and again after SIGTERM.
+    pub(crate) close_grace: Duration,
+    /// The most bytes of one message from a server.
+    pub(crate) max_message: usize,
+    /// The environment of every stdio server, to which its own `env` is added: the [`INHERITED`] variables.
+    pub(crate) environment: Vec<(OsString, OsString)>,
 }
 
 impl Default for Settings {
@@ -82,60 +84,60 @@ impl Default for Settings {
     }
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone)]
-pub enum CallOutcome {
-    /// The tool has answered.
+pub(crate) enum CallOutcome {
+    /// The tool has answered, perhaps with an error of its own.
     Ok {
         /// The `CallToolResult`.
         result: Raw,
         /// Its `isError`.
         is_error: bool,
     },
-    /// There is no answer, for this reason.
+    /// There is no answer.
     Failed {
-        /// For the `mcp.response` event, and by [`error_blocks`] for the model.
+        /// The reason, for the `mcp.response` event and the model.
         error: String,
     },
 }
 
-/// The MCP client of a node. Clones are handles of the same.
+/// The MCP client of a node. Clones share one pool of connections.
 #[derive(Clone)]
-pub struct Mcp {
+pub(crate) struct Mcp {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    dialer: Dialer,
+    connector: Connector,
     pool: Arc<Pool>,
     sweeper: TaskTracker,
-    /// Stops the sweeper when the last handle is dropped, too.
+    /// Stops the sweeper, at the latest when the last clone is dropped.
     stop: Mutex<Option<DropGuard>>,
 }
 
 impl Mcp {
-    /// Starts the task that closes idle connections, so a runtime must be running. Fails if there is no TLS.
-    pub fn new(settings: Settings, resolve: Resolve) -> Result<Self, reqwest::Error> {
+    /// Starts the task that closes idle connections, so a runtime must be running. Fails if TLS cannot be set up.
+    pub(crate) fn new(settings: Settings, resolve: Resolve) -> Result<Self, reqwest::Error> {
         let http = http::client(&settings)?;
         let pool = Arc::new(Pool::new(settings.max_connections));
         let stop = CancellationToken::new();
         let sweeper = TaskTracker::new();
         sweeper.spawn(sweep(pool.clone(), settings.idle, stop.clone()));
         sweeper.close();
-        let dialer = Dialer { settings, resolve, http, closing: TaskTracker::new() };
-        Ok(Self { inner: Arc::new(Inner { dialer, pool, sweeper, stop: Mutex::new(Some(stop.drop_guard())) }) })
+        let connector = Connector { settings, resolve, http, closing: TaskTracker::new() };
+        Ok(Self { inner: Arc::new(Inner { connector, pool, sweeper, stop: Mutex::new(Some(stop.drop_guard())) }) })
     }
 
-    /// Connects all servers of a new session at once and returns their tools, in the order of the servers. A server that
-    /// fails is logged and skipped; of two tools of one name the first counts.
-    pub async fn tools(&self, session: SessionId, servers: &[&ServerConfig]) -> Vec<McpTool> {
+    /// Connects all servers of a new session concurrently and returns their tools, in the order of the servers. A server that
+    /// fails is logged and skipped. Of several tools with the same name only the first is used.
+    pub(crate) async fn tools(&self, session: SessionId, servers: &[&ServerConfig]) -> Vec<McpTool> {
         let mut distinct: Vec<&ServerConfig> = Vec::with_capacity(servers.len());
         for server in servers {
             if !distinct.iter().any(|known| known.name == server.name) {
                 distinct.push(server);
             }
         }
-        let lists = join_all(distinct.iter().map(|server| self.offered(session, server))).await;
+        let lists = join_all(distinct.iter().map(|server| self.list_tools(session, server))).await;
         let mut owners = HashMap::new();
         let mut offered = Vec::new();
         for (server, list) in distinct.iter().zip(lists) {
@@ -159,13 +161,13 @@ impl Mcp {
         offered
     }
 
-    async fn offered(&self, session: SessionId, server: &ServerConfig) -> Result<Vec<McpTool>, Fault> {
-        let Inner { dialer, pool, .. } = &*self.inner;
+    async fn list_tools(&self, session: SessionId, server: &ServerConfig) -> Result<Vec<McpTool>, Fault> {
+        let Inner { connector, pool, .. } = &*self.inner;
         let lease = pool.lease(session, &server.name)?;
-        let limit = dialer.settings.connect_timeout;
+        let limit = connector.settings.connect_timeout;
         let mut made = None;
         let listing = async {
-            let connection = made.insert(lease.connection(dialer, server).await?);
+            let connection = made.insert(lease.connection(connector, server).await?);
             connection.tools(&server.name).await
         };
         let result = match tokio::time::timeout(limit, Box::pin(listing)).await {
@@ -178,8 +180,8 @@ impl Mcp {
         result
     }
 
-    /// Calls a tool, connecting first if need be. `trace` is a `traceparent` for the server.
-    pub async fn call(
+    /// Calls a tool, and connects first if necessary. `trace` is the `traceparent` that the server gets.
+    pub(crate) async fn call(
         &self,
         session: SessionId,
         server: &ServerConfig,
@@ -201,12 +203,12 @@ impl Mcp {
         input: &RawValue,
         trace: Option<&str>,
     ) -> Result<Reply, Fault> {
-        let Inner { dialer, pool, .. } = &*self.inner;
+        let Inner { connector, pool, .. } = &*self.inner;
         let lease = pool.lease(session, &server.name)?;
         let mut repeat = true;
         loop {
-            let connection = Box::pin(lease.connection(dialer, server)).await?;
-            let fault = match Box::pin(connection.call(tool, input, trace, dialer.settings.call_timeout)).await {
+            let connection = Box::pin(lease.connection(connector, server)).await?;
+            let fault = match Box::pin(connection.call(tool, input, trace, connector.settings.call_timeout)).await {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
@@ -222,31 +224,26 @@ impl Mcp {
         }
     }
 
-    /// Ends all connections of a session and waits until they are closed. The session must not call any more.
-    pub async fn close(&self, session: SessionId) {
+    /// Closes all connections of a session and waits until they are closed. The session must not make calls any more.
+    pub(crate) async fn close(&self, session: SessionId) {
         close_all(self.inner.pool.take(session)).await;
     }
 
-    /// Ends all connections and the task; later calls fail.
-    pub async fn shutdown(&self) {
+    /// Stops the sweeper and closes all connections. Later calls fail.
+    pub(crate) async fn shutdown(&self) {
         drop(lock(&self.inner.stop).take());
         self.inner.sweeper.wait().await;
         close_all(self.inner.pool.close()).await;
-        let closing = &self.inner.dialer.closing;
+        let closing = &self.inner.connector.closing;
         closing.close();
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, closing.wait()).await.is_err() {
             tracing::warn!(connections = closing.len(), "MCP connections did not close in time");
         }
     }
 
-    /// Whether a server of the session is connected here: what such a connection remembers cannot move to another node.
-    pub fn connected(&self, session: SessionId) -> bool {
+    /// Whether a server of the session is connected here. Such a connection may hold state that cannot move to another node.
+    pub(crate) fn connected(&self, session: SessionId) -> bool {
         self.inner.pool.connected(session)
-    }
-
-    /// How many connections are live.
-    pub fn live(&self) -> usize {
-        self.inner.pool.live()
     }
 }
 
@@ -261,7 +258,7 @@ async fn sweep(pool: Arc<Pool>, idle: Duration, stop: CancellationToken) {
     }
 }
 
-/// A panic elsewhere must not make connections unreachable; no invariant spans a lock here.
+/// Locks, also after a panic of another holder: no invariant needs more than one assignment under these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

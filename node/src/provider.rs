@@ -1,7 +1,8 @@
-//! Provider attempts over HTTP: what the engine asked for goes out, what came back is fed to it.
+//! Calls model providers over HTTP: sends the request that the engine has built and returns the answer for it.
 //!
-//! Transient faults are retried inside the attempt (companion 5.4), within the entry's own time. Secrets are resolved just
-//! before the call and are in no error. No redirects are followed: a key goes to the configured host alone.
+//! Transient failures are retried inside the attempt (companion 5.4), within the time of the configured entry. API keys are
+//! resolved just before the request and are in no error. Redirects are not followed, so that a key goes to the configured
+//! host only.
 
 use crate::config::{Config, Environment, Provider, resolve};
 use backon::BackoffBuilder;
@@ -18,33 +19,33 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
-/// To reach a provider's host.
+/// The time to connect to a provider's host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of an answer.
+/// The most bytes of an answer.
 const MAX_ANSWER: usize = 32 << 20;
-/// The first pause between retries, and the longest without a `retry-after`.
+/// The shortest and the longest pause between retries. A `retry-after` may make a pause longer.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
 
 /// The configured providers.
-pub struct Providers {
+pub(crate) struct Providers {
     http: reqwest::Client,
     entries: HashMap<String, Provider>,
     environment: Arc<dyn Environment>,
 }
 
-/// How one exchange failed.
+/// Why one HTTP request failed.
 struct Fault {
     reply: Reply,
-    /// Whether trying again may help, and how long the provider asked to wait.
+    /// `Some` if the request may be retried, with the time that the provider asked to wait.
     retry: Option<Option<Duration>>,
 }
 
 impl Providers {
-    /// The registry of a configuration.
+    /// The providers of a configuration.
     ///
     /// # Errors
-    /// When there is no TLS.
-    pub fn new(config: &Config) -> Result<Self, reqwest::Error> {
+    /// When TLS cannot be set up.
+    pub(crate) fn new(config: &Config) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
@@ -55,12 +56,12 @@ impl Providers {
     }
 
     /// The entry of that name.
-    pub fn entry(&self, name: &str) -> Option<&Entry> {
+    pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name).map(|provider| &provider.entry)
     }
 
-    /// Makes an attempt, retries included. Always returns, within the entry's time.
-    pub async fn attempt(&self, request: &Request) -> Reply {
+    /// Makes an attempt, retries included. It ends within the entry's timeout, whatever the provider does.
+    pub(crate) async fn attempt(&self, request: &Request) -> Reply {
         let Some(provider) = self.entries.get(&request.entry) else {
             return failed(format!("the provider entry '{}' is not configured any more", request.entry));
         };
@@ -99,15 +100,21 @@ impl Providers {
     }
 
     async fn exchange(&self, url: &str, headers: &HeaderMap, body: Bytes) -> Result<Reply, Fault> {
-        let response =
-            self.http.post(url).headers(headers.clone()).body(body).send().await.map_err(|e| lost(None, e))?;
+        let response = self
+            .http
+            .post(url)
+            .headers(headers.clone())
+            .body(body)
+            .send()
+            .await
+            .map_err(|e| connection_failure(None, e))?;
         let status = response.status();
         let retry_after =
             response.headers().get(RETRY_AFTER).and_then(|value| wait(value, response.headers().get(DATE)));
         let mut bytes = Vec::new();
         let mut chunks = response.bytes_stream();
         while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(|error| lost(Some(status.as_u16()), error))?;
+            let chunk = chunk.map_err(|error| connection_failure(Some(status.as_u16()), error))?;
             if bytes.len() + chunk.len() > MAX_ANSWER {
                 let error = format!("the answer is over {MAX_ANSWER} bytes");
                 let reply = Reply { status: Some(status.as_u16()), body: None, error: Some(error) };
@@ -115,19 +122,19 @@ impl Providers {
             }
             bytes.extend_from_slice(&chunk);
         }
-        // Invalid UTF-8 is replaced visibly.
+        // Invalid UTF-8 becomes U+FFFD.
         let body = json::read(String::from_utf8_lossy(&bytes).as_bytes()).ok();
         if status.is_success() {
             return Ok(Reply { status: Some(status.as_u16()), body, error: None });
         }
         let transient = matches!(status.as_u16(), 408 | 409 | 429 | 500..=599);
-        let reply = Reply { status: Some(status.as_u16()), body, error: Some(described(status)) };
+        let reply = Reply { status: Some(status.as_u16()), body, error: Some(status_text(status)) };
         Err(Fault { reply, retry: transient.then_some(retry_after) })
     }
 }
 
 /// `HTTP 503 Service Unavailable`, or `HTTP 529` where the number has no name.
-fn described(status: reqwest::StatusCode) -> String {
+fn status_text(status: reqwest::StatusCode) -> String {
     let name = status.canonical_reason().map_or_else(String::new, |name| format!(" {name}"));
     format!("HTTP {}{name}", status.as_u16())
 }
@@ -136,8 +143,8 @@ fn failed(error: String) -> Reply {
     Reply { status: None, body: None, error: Some(error) }
 }
 
-/// The connection did not hold.
-fn lost(status: Option<u16>, error: reqwest::Error) -> Fault {
+/// A failure of the connection, which may be retried.
+fn connection_failure(status: Option<u16>, error: reqwest::Error) -> Fault {
     let error = error.without_url();
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
@@ -168,7 +175,8 @@ fn headers(wire: Wire, token: &SecretString) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// What `retry-after` asks for: seconds, or a date, which is one of the provider's clock as its `date` shows it.
+/// The time that `retry-after` asks for. It is in seconds, or a date; a date is compared with the answer's own `date`, because
+/// the provider's clock may differ from ours.
 fn wait(value: &HeaderValue, date: Option<&HeaderValue>) -> Option<Duration> {
     let parse = |value: &HeaderValue| httpdate::parse_http_date(value.to_str().ok()?.trim()).ok();
     match value.to_str().ok()?.trim().parse::<f64>() {

@@ -3,7 +3,7 @@
 //! A secret is a prefix and 24 random bytes in hex. With 192 random bits nobody can guess a secret from its digest, so SHA-256
 //! is enough: a slow password hash would only cost time on every request.
 
-pub use coordinator::accounts::Digest;
+pub(crate) use coordinator::accounts::Digest;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
@@ -15,7 +15,7 @@ const VISIBLE: usize = 8;
 
 /// What a secret gives access to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A client key: creates and joins sessions of its profile.
     Client,
     /// A session token: joins one session.
@@ -26,7 +26,7 @@ pub enum Kind {
 
 impl Kind {
     /// What every secret of this kind starts with. It must never change, because issued secrets start with it.
-    pub fn prefix(self) -> &'static str {
+    pub(crate) fn prefix(self) -> &'static str {
         match self {
             Kind::Client => "bae_",
             Kind::Session => "bae_ses_",
@@ -38,14 +38,14 @@ impl Kind {
     ///
     /// # Errors
     /// When the operating system has no random bytes to give.
-    pub fn generate(self) -> Result<SecretString, getrandom::Error> {
+    pub(crate) fn generate(self) -> Result<SecretString, getrandom::Error> {
         let mut bytes = [0; ENTROPY];
         getrandom::fill(&mut bytes)?;
         Ok(format!("{}{}", self.prefix(), hex::encode(bytes)).into())
     }
 
     /// Whether a text has the form of this kind. A text that has not is refused without a look into the database.
-    pub fn matches(self, text: &str) -> bool {
+    pub(crate) fn matches(self, text: &str) -> bool {
         let digits =
             |hex: &str| hex.len() == 2 * ENTROPY && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         text.strip_prefix(self.prefix()).is_some_and(digits)
@@ -53,17 +53,17 @@ impl Kind {
 }
 
 /// The digest of a secret.
-pub fn digest(secret: &str) -> Digest {
+pub(crate) fn digest(secret: &str) -> Digest {
     Digest(Sha256::digest(secret.as_bytes()).into())
 }
 
 /// The first characters of a secret, by which lists let people tell keys apart.
-pub fn visible_prefix(secret: &SecretString) -> String {
+pub(crate) fn visible_prefix(secret: &SecretString) -> String {
     secret.expose_secret().chars().take(VISIBLE).collect()
 }
 
 /// Whether two digests are equal. The comparison takes the same time wherever they differ.
-pub fn constant_time_eq(left: &Digest, right: &Digest) -> bool {
+pub(crate) fn constant_time_eq(left: &Digest, right: &Digest) -> bool {
     left.0.ct_eq(&right.0).into()
 }
 

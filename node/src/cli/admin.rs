@@ -1,4 +1,5 @@
-//! `baesrv admin …`: the admin port from a terminal. Tables for people, `--json` for programs.
+//! `baesrv admin …`: calls the admin API of a server and prints the answer, as a table for people or with `--json` as the API
+//! gives it, for programs.
 
 mod client;
 mod output;
@@ -188,56 +189,49 @@ const IMAGE: [Column; 4] = [
     Column::new("DETAIL", "detail"),
 ];
 
-/// How an answer is to be shown.
-enum Shown {
-    /// A list, or one thing as a list of one.
-    Items(&'static [Column], Vec<Box<RawValue>>, Whole),
-    /// As it is.
+/// What a command prints.
+enum Output {
+    /// A list: a table, or with `--json` the list.
+    List(&'static [Column], Vec<Box<RawValue>>),
+    /// One object: a table of one line, or with `--json` the object.
+    Object(&'static [Column], Box<RawValue>),
+    /// JSON in both cases.
     Json(Box<RawValue>),
-    /// A sentence; nothing for programs.
-    Done(String),
-}
-
-/// Whether the items were one answer's list or the answer itself.
-enum Whole {
-    List,
-    One,
+    /// A sentence, or with `--json` nothing.
+    Message(String),
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let client = Client::new(args.connection, &crate::config::ProcessEnvironment)?;
-    let shown = match args.command {
+    let output = match args.command {
         Command::Profile(command) => profile(&client, command).await?,
         Command::Key(command) => key(&client, command).await?,
         Command::Session(command) => session(&client, command).await?,
         Command::Nodes => items(&client, &NODE, "nodes").await?,
         Command::McpServers => items(&client, &MCP_SERVER, "mcp-servers").await?,
         Command::Providers => items(&client, &PROVIDER, "providers").await?,
-        Command::Config => Shown::Json(client.get("config").await?),
-        Command::SandboxStatus if args.json => Shown::Json(client.get("sandbox-status").await?),
-        Command::SandboxStatus => Shown::Items(&IMAGE, images(&client).await?, Whole::List),
+        Command::Config => Output::Json(client.get("config").await?),
+        Command::SandboxStatus if args.json => Output::Json(client.get("sandbox-status").await?),
+        Command::SandboxStatus => Output::List(&IMAGE, images(&client).await?),
     };
-    print(&match (shown, args.json) {
-        (Shown::Items(_, items, Whole::List), true) => json_items(&items),
-        (Shown::Items(_, items, Whole::One), true) => items.iter().map(|item| format!("{item}\n")).collect(),
-        (Shown::Items(columns, items, _), false) => table(columns, &items),
-        (Shown::Json(json), true) => format!("{json}\n"),
-        (Shown::Json(json), false) => output::pretty(&json),
-        (Shown::Done(_), true) => String::new(),
-        (Shown::Done(text), false) => format!("{text}\n"),
+    print(&match (output, args.json) {
+        (Output::List(_, items), true) => json_items(&items),
+        (Output::List(columns, items), false) => table(columns, &items),
+        (Output::Object(_, object), true) => format!("{object}\n"),
+        (Output::Object(columns, object), false) => table(columns, &[object]),
+        (Output::Json(json), true) => format!("{json}\n"),
+        (Output::Json(json), false) => output::pretty(&json),
+        (Output::Message(_), true) => String::new(),
+        (Output::Message(text), false) => format!("{text}\n"),
     });
     Ok(())
 }
 
-async fn items(client: &Client, columns: &'static [Column], path: &str) -> Result<Shown, Failure> {
-    Ok(Shown::Items(columns, client.all(path).await?, Whole::List))
+async fn items(client: &Client, columns: &'static [Column], path: &str) -> Result<Output, Failure> {
+    Ok(Output::List(columns, client.all(path).await?))
 }
 
-fn one(columns: &'static [Column], item: Box<RawValue>) -> Shown {
-    Shown::Items(columns, vec![item], Whole::One)
-}
-
-async fn profile(client: &Client, command: Profile) -> Result<Shown, Failure> {
+async fn profile(client: &Client, command: Profile) -> Result<Output, Failure> {
     match command {
         Profile::Create { name, fields } => {
             let mut body = json!({"name": name});
@@ -248,14 +242,14 @@ async fn profile(client: &Client, command: Profile) -> Result<Shown, Failure> {
             }
             fields.put(&mut body);
             let made = client.send("POST", "profiles", Some(&body)).await?;
-            // The answer holds only what was made up; the profile holds all.
+            // The answer holds only what the server has chosen, so the whole profile is read.
             let id = field(&made, "id");
-            Ok(one(&PROFILE, client.get(&format!("profiles/{id}")).await?))
+            Ok(Output::Object(&PROFILE, client.get(&format!("profiles/{id}")).await?))
         }
         Profile::List => items(client, &PROFILE, "profiles").await,
         Profile::Show { profile } => {
             let id = profile_id(client, profile).await?;
-            Ok(one(&PROFILE, client.get(&format!("profiles/{id}")).await?))
+            Ok(Output::Object(&PROFILE, client.get(&format!("profiles/{id}")).await?))
         }
         Profile::Update { profile, name, fields } => {
             let id = profile_id(client, profile).await?;
@@ -265,18 +259,18 @@ async fn profile(client: &Client, command: Profile) -> Result<Shown, Failure> {
                 body["name"] = name.into();
             }
             fields.put(&mut body);
-            Ok(one(&PROFILE, client.send("PUT", &path, Some(&body)).await?))
+            Ok(Output::Object(&PROFILE, client.send("PUT", &path, Some(&body)).await?))
         }
         Profile::Delete { profile } => {
             let id = profile_id(client, profile).await?;
             client.send("DELETE", &format!("profiles/{id}"), None).await?;
-            Ok(Shown::Done(format!("deleted {id}")))
+            Ok(Output::Message(format!("deleted {id}")))
         }
     }
 }
 
 impl Fields {
-    /// Puts what was given into a profile's body.
+    /// Sets the given fields in a profile's JSON; the others stay as they are.
     fn put(self, body: &mut Value) {
         if let Some(name) = self.primary_provider {
             body["primary_provider"] = name.into();
@@ -295,22 +289,22 @@ impl Fields {
     }
 }
 
-async fn key(client: &Client, command: Key) -> Result<Shown, Failure> {
+async fn key(client: &Client, command: Key) -> Result<Output, Failure> {
     match command {
         Key::Create { name, profile } => {
             let profile = profile_id(client, profile).await?;
             let body = json!({"name": name, "profile_id": profile});
-            Ok(one(&MADE_KEY, client.send("POST", "keys", Some(&body)).await?))
+            Ok(Output::Object(&MADE_KEY, client.send("POST", "keys", Some(&body)).await?))
         }
         Key::List => items(client, &KEY, "keys").await,
         Key::Revoke { id } => {
             client.send("DELETE", &format!("keys/{id}"), None).await?;
-            Ok(Shown::Done(format!("revoked {id}")))
+            Ok(Output::Message(format!("revoked {id}")))
         }
     }
 }
 
-/// The id of a profile that was given by id or by name.
+/// The id of the profile with this id or name.
 async fn profile_id(client: &Client, text: String) -> Result<String, Failure> {
     if text.parse::<ProfileId>().is_ok() {
         return Ok(text);
@@ -322,16 +316,16 @@ async fn profile_id(client: &Client, text: String) -> Result<String, Failure> {
     })
 }
 
-async fn session(client: &Client, command: Session) -> Result<Shown, Failure> {
+async fn session(client: &Client, command: Session) -> Result<Output, Failure> {
     match command {
         Session::List { state: None } => items(client, &SESSION, "sessions").await,
         Session::List { state: Some(state) } => items(client, &SESSION, &format!("sessions?state={state}")).await,
-        Session::Owner { id } => Ok(one(&OWNER, client.get(&format!("sessions/{id}/owner")).await?)),
+        Session::Owner { id } => Ok(Output::Object(&OWNER, client.get(&format!("sessions/{id}/owner")).await?)),
         Session::Events { id } => items(client, &EVENT, &format!("sessions/{id}/events")).await,
     }
 }
 
-/// One line per image.
+/// The images of all profiles, each with its profile's id, for the table.
 async fn images(client: &Client) -> Result<Vec<Box<RawValue>>, Failure> {
     let mut lines = Vec::new();
     for profile in client.all("sandbox-status").await? {

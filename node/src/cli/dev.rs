@@ -1,7 +1,7 @@
-//! `baesrv dev`: everything from one folder, with no other server and no API key.
+//! `baesrv dev`: a server for trying things out, which keeps everything in one folder and needs no other server and no API key.
 //!
-//! The first start makes the admin key, a profile and a client key; later ones use them again. The model is the built-in one
-//! unless the environment holds a vendor's key.
+//! The first start creates the admin key, a profile and a client key; later starts use them again. The model is the built-in
+//! demo model, unless the environment holds a vendor's API key.
 
 mod account;
 mod banner;
@@ -54,11 +54,11 @@ pub(super) struct Args {
 const DATA: &str = ".bae";
 const ADDR: &str = "127.0.0.1:8080";
 
-/// The models that the profile may have been pointed to by an earlier start.
-const MODELS: [&str; 3] = [DEMO, "anthropic", "openai"];
+/// The provider names that `dev` itself writes into the profile. A later start replaces these and no others.
+const OWN_PROVIDERS: [&str; 3] = [DEMO, "anthropic", "openai"];
 const DEMO: &str = "demo";
 
-/// A vendor whose key may be in the environment.
+/// A vendor whose API key may be in the environment.
 struct Vendor {
     name: &'static str,
     wire: Wire,
@@ -87,7 +87,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
         flags.values.insert("database_url", services.database_url.expose_secret().to_owned());
         flags.values.insert("redis_url", services.redis_url.expose_secret().to_owned());
     } else {
-        // A laptop's server is alone, whatever another one's environment says.
+        // One node needs no Redis, even if the environment names one for another server.
         flags.values.insert("redis_url", String::new());
     }
     let mut config = Config::load(&flags, environment)?;
@@ -109,22 +109,23 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
         }
     };
     let (model, name) = (provider.entry.model.clone(), provider.entry.name.clone());
-    // An entry of that name in the file is meant.
+    // An entry of the same name in the configuration file wins.
     let added = config.provider(&name).is_none().then(|| provider.clone());
     config.providers.extend(added.clone());
     let mcp_servers = config.mcp_servers.iter().map(|server| server.name.clone()).collect();
     let client_key = account::prepare(&accounts, &args.data.join("client.key"), &name, mcp_servers).await?;
-    // The database closes when nobody holds it any more.
+    // The database closes when its last handle is dropped.
     drop(accounts);
 
-    let banner = banner::text(&banner::Scene {
+    let banner = banner::Banner {
         addresses,
         data: &args.data,
         admin_key: &config.admin_key,
         model: vendor.map(|_| model.as_str()),
         client_key: &client_key,
         program,
-    });
+    }
+    .text();
     let served = match &services {
         None => {
             print(&banner);
@@ -136,7 +137,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
             Box::pin(cluster.run(args.nodes, added.as_ref(), ports, &banner, stop)).await
         }
     };
-    // The model goes last: turns that end after the stop still need it.
+    // The demo model stops last, because turns that are still running during the shutdown need it.
     demo_stop.cancel();
     if let Some(demo) = demo {
         let _ = demo.await;
@@ -150,7 +151,7 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
         let set = || environment.get(variable).filter(|text| !text.is_empty());
         Some(flag.clone().or_else(set).unwrap_or_else(|| default.to_owned()))
     };
-    // What belongs to the folder does not follow the environment of some other server.
+    // These are always in the folder: variables of the environment may be meant for another server.
     let file = |name: &str| Some(Path::new(data).join(name).display().to_string());
     let values = given([
         ("addr", or(&args.addr, "BAE_ADDR", ADDR)),
@@ -165,7 +166,7 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
 
 async fn open(config: &Config) -> Result<Db, Failure> {
     super::serve::open(config).await.map_err(|error| match error {
-        // The advice is for `serve`; here the folder decides.
+        // The advice is for `serve`; in `dev` the folder decides which database is used.
         coordinator::Error::Unusable(text) => {
             Failure::Runtime(text.replace("point BAE_DATABASE_URL at another file", "give --data another folder"))
         }
@@ -173,7 +174,7 @@ async fn open(config: &Config) -> Result<Db, Failure> {
     })
 }
 
-/// Makes the data folder, if it is missing, for its owner alone: conversations are in it.
+/// Creates the data folder if it is missing. Only its owner has access, because it holds keys and conversations.
 fn private_folder(path: &Path) -> Result<(), Failure> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| {
@@ -199,8 +200,8 @@ impl Vendor {
     }
 }
 
-/// The built-in model, on a port of its own: the one of the last start where that is free, because a turn that was
-/// interrupted asks again where it had asked.
+/// Binds a port for the demo model. It is the port of the last start if that is free, because an interrupted turn calls the
+/// same URL again.
 async fn demo(data: &Path) -> Result<(Provider, TcpListener), Failure> {
     let refuse = |error| Failure::Runtime(format!("cannot listen on a loopback port for the demo model: {error}"));
     let remembered = data.join("demo.port");

@@ -1,4 +1,4 @@
-//! `baesrv serve` and `baesrv migrate`.
+//! `baesrv serve` and `baesrv migrate`: load the configuration, open the database and, for `serve`, run the node.
 
 use super::{Failure, signals};
 use crate::admin::key;
@@ -69,7 +69,7 @@ impl Common {
     }
 }
 
-/// The flags that were given.
+/// The flags with a value that were given, by setting.
 pub(super) fn given(
     values: impl IntoIterator<Item = (&'static str, Option<String>)>,
 ) -> std::collections::BTreeMap<&'static str, String> {
@@ -110,7 +110,7 @@ pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Every stream takes an open file, and a login shell's limit is 1024: takes as many as the system allows.
+/// Raises the limit of open files as far as the system allows. Every connection needs one, and the usual limit is 1024.
 pub(super) fn allow_open_files() {
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) => tracing::debug!(limit, "open files"),
@@ -118,7 +118,8 @@ pub(super) fn allow_open_files() {
     }
 }
 
-/// Opens the database. A node without Redis is alone: a second one on the same database is refused.
+/// Opens the database and brings its schema up to date. Without Redis it is locked for this node alone, so that a second
+/// node on the same database is refused.
 pub(super) async fn open(config: &Config) -> Result<Db, Error> {
     match &config.database {
         Database::Sqlite(path) => Db::open(path).await,
@@ -134,7 +135,7 @@ pub(super) async fn open(config: &Config) -> Result<Db, Error> {
     }
 }
 
-/// Takes both ports.
+/// Binds both ports.
 pub(super) async fn bind(config: &Config) -> Result<Ports, Failure> {
     if config.addr == config.admin_addr && config.addr.port() != 0 {
         let text = format!("both ports are {}; give --admin-addr another", config.addr);

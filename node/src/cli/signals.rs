@@ -1,4 +1,4 @@
-//! Stop signals.
+//! The stop signals SIGINT and SIGTERM.
 
 use super::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -10,7 +10,7 @@ pub(super) fn stop() -> Result<CancellationToken, Failure> {
     let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     let stop = CancellationToken::new();
     let cancelled = stop.clone();
-    // Ends with the process: until then a second signal must be heard.
+    // This task is never stopped: a second signal must count until the process ends.
     tokio::spawn(async move {
         either(&mut interrupt, &mut terminate).await;
         tracing::info!("stopping; a second signal stops at once");
@@ -21,6 +21,7 @@ pub(super) fn stop() -> Result<CancellationToken, Failure> {
     Ok(stop)
 }
 
+/// Waits for one of two signals.
 async fn either(one: &mut Signal, other: &mut Signal) {
     tokio::select! {
         _ = one.recv() => {}

@@ -8,10 +8,10 @@ use std::path::Path;
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct File {
-    pub server: BTreeMap<String, TomlValue>,
-    pub providers: registry::Providers,
-    pub mcp: registry::Mcp,
-    pub telemetry: telemetry::Table,
+    pub(crate) server: BTreeMap<String, TomlValue>,
+    pub(crate) providers: registry::Providers,
+    pub(crate) mcp: registry::Mcp,
+    pub(crate) telemetry: telemetry::Table,
 }
 
 /// A value in `[server]`. Settings there may be written with their TOML type or as text.
@@ -26,7 +26,7 @@ pub(super) enum TomlValue {
 
 impl TomlValue {
     /// The text that an environment variable would hold.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match self {
             TomlValue::Text(text) => text.clone(),
             TomlValue::Integer(number) => number.to_string(),

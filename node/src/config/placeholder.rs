@@ -6,7 +6,7 @@ use secrecy::SecretString;
 
 /// Why a placeholder could not be replaced. It names the variable and never holds a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unresolved {
+pub(crate) enum Unresolved {
     /// The variable is not set.
     #[error("environment variable {0} is not set")]
     Unset(String),
@@ -19,7 +19,7 @@ pub enum Unresolved {
 ///
 /// # Errors
 /// See [`Unresolved`].
-pub fn resolve(text: &str, environment: &dyn Environment) -> Result<SecretString, Unresolved> {
+pub(crate) fn resolve(text: &str, environment: &dyn Environment) -> Result<SecretString, Unresolved> {
     let mut whole = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {

@@ -11,15 +11,15 @@ use std::time::Duration;
 
 /// One of `[[providers.entries]]`: a model that sessions can use.
 #[derive(Debug, Clone)]
-pub struct Provider {
+pub(crate) struct Provider {
     /// What the engine needs to know of it: name, wire format, effective URL, model, output budget.
-    pub entry: Entry,
+    pub(crate) entry: Entry,
     /// The vendor's API key, with `${NAME}` not yet replaced.
-    pub auth_token: SecretString,
+    pub(crate) auth_token: SecretString,
     /// The time for one attempt with all its retries. Default 600 s.
-    pub timeout: Duration,
+    pub(crate) timeout: Duration,
     /// How often one attempt is retried. Default 2.
-    pub max_retries: u32,
+    pub(crate) max_retries: u32,
 }
 
 #[derive(Default, Deserialize)]
@@ -60,7 +60,7 @@ struct ServerTable {
 }
 
 /// The URL of the vendor's API, which counts when an entry names no other.
-pub fn default_base_url(wire: Wire) -> &'static str {
+pub(crate) fn default_base_url(wire: Wire) -> &'static str {
     match wire {
         Wire::Anthropic => "https://api.anthropic.com",
         Wire::OpenAi => "https://api.openai.com",

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Environment variables, as a trait so that tests can pass a map instead of the process's own.
-pub trait Environment: Send + Sync {
+pub(crate) trait Environment: Send + Sync {
     /// The value of a variable, if it is set.
     fn get(&self, name: &str) -> Option<String>;
 }
 
 /// The environment of this process. Nothing else reads it.
 #[derive(Debug, Clone, Copy)]
-pub struct ProcessEnvironment;
+pub(crate) struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
     fn get(&self, name: &str) -> Option<String> {
@@ -29,39 +29,39 @@ impl<K: std::borrow::Borrow<str> + Ord + Send + Sync> Environment for BTreeMap<K
 
 /// What was given on the command line. Without `Debug`: a database URL may hold a password.
 #[derive(Clone, Default)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// Flags with a value, by setting: `addr` is `--addr`, `BAE_ADDR` and `[server] addr`.
-    pub values: BTreeMap<&'static str, String>,
+    pub(crate) values: BTreeMap<&'static str, String>,
     /// `--rotate-admin-key`
-    pub rotate_admin_key: bool,
+    pub(crate) rotate_admin_key: bool,
     /// `--dangerously-disable-admin-auth`
-    pub disable_admin_auth: bool,
+    pub(crate) disable_admin_auth: bool,
 }
 
 /// All sources of settings. A flag wins over a variable, which wins over the file.
 pub(super) struct Settings<'a> {
-    pub flags: &'a Flags,
-    pub environment: &'a dyn Environment,
-    pub file: &'a BTreeMap<String, String>,
+    pub(crate) flags: &'a Flags,
+    pub(crate) environment: &'a dyn Environment,
+    pub(crate) file: &'a BTreeMap<String, String>,
 }
 
 /// A setting that one of the sources holds.
 pub(super) struct SettingValue {
-    pub text: String,
+    pub(crate) text: String,
     /// The flag, variable or key of the file that it comes from, for messages.
-    pub origin: String,
+    pub(crate) origin: String,
 }
 
 impl SettingValue {
     /// An error that names the origin and goes on with `what`. It does not show the value, which may be a secret.
-    pub fn refuse(&self, what: impl std::fmt::Display) -> Usage {
+    pub(crate) fn refuse(&self, what: impl std::fmt::Display) -> Usage {
         Usage::new(format!("{} {what}", self.origin))
     }
 }
 
 impl Settings<'_> {
     /// A setting by its name in the file. An empty environment variable counts as not set.
-    pub fn value(&self, name: &'static str) -> Option<SettingValue> {
+    pub(crate) fn value(&self, name: &'static str) -> Option<SettingValue> {
         if let Some(text) = self.flags.values.get(name) {
             return Some(SettingValue { text: text.clone(), origin: format!("--{}", name.replace('_', "-")) });
         }
@@ -73,13 +73,13 @@ impl Settings<'_> {
     }
 
     /// A setting as it was written.
-    pub fn text(&self, name: &'static str) -> Option<String> {
+    pub(crate) fn text(&self, name: &'static str) -> Option<String> {
         self.value(name).map(|value| value.text)
     }
 
     /// A setting converted by `parse`. When that fails, the error shows the value and says that it must be `must`, so this is
     /// not for secrets.
-    pub fn parsed<T>(
+    pub(crate) fn parsed<T>(
         &self,
         name: &'static str,
         must: &str,
@@ -93,24 +93,24 @@ impl Settings<'_> {
     }
 
     /// A time in seconds above zero, also with a fraction.
-    pub fn seconds(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
+    pub(crate) fn seconds(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
         let parse = |text: &str| seconds(text).filter(|time| !time.is_zero());
         Ok(self.parsed(name, "a number of seconds above 0", parse)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
 
     /// A time in seconds, where zero is allowed.
-    pub fn seconds_or_zero(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
+    pub(crate) fn seconds_or_zero(&self, name: &'static str, default: u64) -> Result<Duration, Usage> {
         Ok(self.parsed(name, "a number of seconds", seconds)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
 
     /// A whole number above zero.
-    pub fn count(&self, name: &'static str, default: u32) -> Result<u32, Usage> {
+    pub(crate) fn count(&self, name: &'static str, default: u32) -> Result<u32, Usage> {
         let parse = |text: &str| text.parse().ok().filter(|number| *number > 0);
         Ok(self.parsed(name, "a whole number above 0", parse)?.unwrap_or(default))
     }
 
     /// A switch, off by default.
-    pub fn switch(&self, name: &'static str) -> Result<bool, Usage> {
+    pub(crate) fn switch(&self, name: &'static str) -> Result<bool, Usage> {
         let parse = |text: &str| match text.to_ascii_lowercase().as_str() {
             "1" | "true" => Some(true),
             "0" | "false" => Some(false),

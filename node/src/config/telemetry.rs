@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Every metric that can be switched off by name.
-pub const METRICS: [&str; 15] = [
+pub(crate) const METRICS: [&str; 15] = [
     "bae.sessions.open",
     "bae.sessions.total",
     "bae.events.total",
@@ -27,23 +27,23 @@ pub const METRICS: [&str; 15] = [
 
 /// The `[telemetry]` table.
 #[derive(Debug, Clone)]
-pub struct Telemetry {
+pub(crate) struct Telemetry {
     /// Whether anything is exported. Default false.
-    pub enabled: bool,
+    pub(crate) enabled: bool,
     /// The collector's URL.
-    pub otlp_endpoint: Option<String>,
+    pub(crate) otlp_endpoint: Option<String>,
     /// Headers of requests to the collector, with `${NAME}` not yet replaced.
-    pub otlp_headers: BTreeMap<String, SecretString>,
+    pub(crate) otlp_headers: BTreeMap<String, SecretString>,
     /// The share of traces that is kept, 0 to 1. Default 1.
-    pub sample_ratio: f64,
+    pub(crate) sample_ratio: f64,
     /// The name under which this node exports. Default `baesrv`.
-    pub service_name: String,
+    pub(crate) service_name: String,
     /// `[telemetry.traces] enabled`: whether traces are exported. Default true.
-    pub traces: bool,
+    pub(crate) traces: bool,
     /// `[telemetry.metrics] enabled`: whether metrics are exported. Default true.
-    pub metrics: bool,
+    pub(crate) metrics: bool,
     /// `[telemetry.metrics] disabled`: metrics that are not exported.
-    pub disabled_metrics: Vec<String>,
+    pub(crate) disabled_metrics: Vec<String>,
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,7 @@
 use super::*;
 use crate::mcp::Transport;
 use engine::provider::Wire;
+use secrecy::ExposeSecret;
 
 fn built(flags: &[(&'static str, &str)], environment: &[(&str, &str)], file: &str) -> Result<Config, String> {
     let flags = Flags { values: flags.iter().map(|(k, v)| (*k, (*v).to_owned())).collect(), ..Flags::default() };
@@ -227,7 +228,7 @@ fn a_whole_file() {
     let main = config.provider("main").unwrap();
     assert_eq!((main.entry.wire, main.entry.base_url.as_str()), (Wire::Anthropic, "https://api.anthropic.com"));
     assert_eq!((main.entry.max_tokens, main.timeout.as_secs(), main.max_retries), (4096, 600, 2));
-    assert_eq!(config.resolve(&main.auth_token).unwrap().expose_secret(), "hush");
+    assert_eq!(resolve(main.auth_token.expose_secret(), config.environment.as_ref()).unwrap().expose_secret(), "hush");
     let other = config.provider("other").unwrap();
     assert_eq!((other.entry.wire, other.entry.base_url.as_str()), (Wire::OpenAi, "http://127.0.0.1:9/x"));
     assert_eq!((other.entry.max_tokens, other.timeout.as_millis(), other.max_retries), (7, 1500, 0));
@@ -238,11 +239,11 @@ fn a_whole_file() {
     assert_eq!((command.as_str(), args[0].as_str(), env["K"].expose_secret()), ("run", "a b", "v"));
     let Transport::Http { url, headers } = &http.transport else { panic!("http") };
     assert_eq!(url, "https://h/mcp");
-    assert_eq!(config.resolve(&headers["Authorization"]).unwrap().expose_secret(), "Bearer hush");
+    assert_eq!(
+        resolve(headers["Authorization"].expose_secret(), config.environment.as_ref()).unwrap().expose_secret(),
+        "Bearer hush"
+    );
     assert_eq!(sse.transport.kind(), "sse");
-    let resolver = config.resolver();
-    assert_eq!(resolver("${KEY}!").unwrap().expose_secret(), "hush!");
-    assert_eq!(resolver("${NONE}").unwrap_err(), "environment variable NONE is not set");
 
     let telemetry = &config.telemetry;
     assert_eq!((telemetry.sample_ratio, telemetry.service_name.as_str()), (0.25, "me"));

@@ -1,4 +1,4 @@
-//! What the demo model answers: a pure function of the request.
+//! Decides what the demo model answers, as a pure function of the request.
 //!
 //! In a message, `/slow N` delays every answer of the turn by N seconds (time to kill the server in the middle of it), and
 //! `/fail` makes the model unavailable.
@@ -13,20 +13,21 @@ use super::conversation::{Conversation, ToolAnswer};
 use super::memory::{asks_for_summary, shortened, summary};
 use super::plan::{Call, orders_a_tool, rounds, words};
 
-const SLOWEST: u64 = 600;
+/// The longest delay that `/slow` accepts, in seconds.
+const MAX_DELAY: u64 = 600;
 const QUOTED: usize = 300;
 const RESULT: usize = 2000;
 
 /// An HTTP answer, and how long to wait before it is given.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    pub delay: Duration,
-    pub status: u16,
-    pub body: Value,
+pub(crate) struct Answer {
+    pub(crate) delay: Duration,
+    pub(crate) status: u16,
+    pub(crate) body: Value,
 }
 
 impl Answer {
-    pub fn refusal(status: u16, kind: &str, message: &str) -> Answer {
+    pub(crate) fn refusal(status: u16, kind: &str, message: &str) -> Answer {
         let body = json!({"type": "error", "error": {"type": kind, "message": message}});
         Answer { delay: Duration::ZERO, status, body }
     }
@@ -39,14 +40,14 @@ struct Reply<'a> {
 }
 
 /// Answers a request of `POST /v1/messages`.
-pub fn answer(request: &Value) -> Answer {
+pub(crate) fn answer(request: &Value) -> Answer {
     let mut conversation = match Conversation::read(request) {
         Ok(conversation) => conversation,
         Err(refusal) => return Answer::refusal(400, "invalid_request_error", &refusal),
     };
-    let orders = Orders::take(&mut conversation);
-    if orders.fail {
-        return Answer { delay: orders.delay, ..Answer::refusal(529, "overloaded_error", "Overloaded") };
+    let commands = Commands::take(&mut conversation);
+    if commands.fail {
+        return Answer { delay: commands.delay, ..Answer::refusal(529, "overloaded_error", "Overloaded") };
     }
     let Reply { text, calls } = reply(&conversation);
 
@@ -54,7 +55,7 @@ pub fn answer(request: &Value) -> Answer {
     let digest = hex::encode(Sha256::digest(asked.as_bytes()));
     let mut content = vec![json!({"type": "text", "text": text})];
     for (place, call) in calls.iter().enumerate() {
-        // The id follows from the request: a repeated attempt gets the same one, another request never does.
+        // The id is derived from the request: a repeated attempt gets the same one, and every other request another one.
         let id = format!("toolu_{}{place:02}", &digest[..24]);
         let input = arguments::fill(&call.tool.schema, &call.words);
         content.push(json!({"type": "tool_use", "id": id, "name": call.tool.name, "input": input}));
@@ -70,24 +71,24 @@ pub fn answer(request: &Value) -> Answer {
         "usage": {"input_tokens": tokens(&asked), "output_tokens": tokens(&content.to_string())},
         "content": content,
     });
-    Answer { delay: orders.delay, status: 200, body }
+    Answer { delay: commands.delay, status: 200, body }
 }
 
-/// An estimate: four characters make a token.
+/// An estimate of the number of tokens: one for every four bytes.
 fn tokens(text: &str) -> usize {
     text.len().div_ceil(4)
 }
 
-/// The orders in a message that are not for the conversation.
-struct Orders {
+/// The `/slow` and `/fail` commands in a message.
+struct Commands {
     delay: Duration,
     fail: bool,
 }
 
-impl Orders {
-    /// Reads the current statement's orders and takes those of every statement out of it.
-    fn take(conversation: &mut Conversation) -> Orders {
-        let mut orders = Orders { delay: Duration::ZERO, fail: false };
+impl Commands {
+    /// Returns the commands of the current statement, and removes those of all statements.
+    fn take(conversation: &mut Conversation) -> Commands {
+        let mut commands = Commands { delay: Duration::ZERO, fail: false };
         let last = conversation.statements.len().saturating_sub(1);
         for (place, statement) in conversation.statements.iter_mut().enumerate() {
             if !statement.contains("/slow") && !statement.contains("/fail") {
@@ -97,14 +98,14 @@ impl Orders {
             let mut tokens = statement.split_whitespace().peekable();
             while let Some(token) = tokens.next() {
                 match token {
-                    "/fail" => orders.fail |= place == last,
+                    "/fail" => commands.fail |= place == last,
                     "/slow" => {
                         let seconds = tokens.peek().and_then(|next| next.parse::<u64>().ok());
                         if seconds.is_some() {
                             tokens.next();
                         }
                         if place == last {
-                            orders.delay = Duration::from_secs(seconds.unwrap_or(5).min(SLOWEST));
+                            commands.delay = Duration::from_secs(seconds.unwrap_or(5).min(MAX_DELAY));
                         }
                     }
                     _ => kept.push(token),
@@ -112,7 +113,7 @@ impl Orders {
             }
             *statement = kept.join(" ");
         }
-        orders
+        commands
     }
 }
 
@@ -126,7 +127,7 @@ fn reply(conversation: &Conversation) -> Reply<'_> {
         return spoken(text);
     }
     let rounds = rounds(said, &conversation.tools);
-    // A compaction offers no tools; a user who asks for a summary gets one as well.
+    // Compactions ask for a summary, and offer no tools. A user can ask for one as well.
     if rounds.is_empty() && conversation.results.is_empty() && asks_for_summary(said) {
         return spoken(summary(conversation));
     }

@@ -1,5 +1,5 @@
-//! A tool's input, made from its schema and the user's words: every required property gets a value of its type that looks
-//! as if somebody meant it.
+//! Makes a tool's input from its schema and the user's words: every required property gets a value of its type, taken from the
+//! words where they contain one.
 
 use serde_json::{Map, Number, Value};
 
@@ -7,8 +7,8 @@ use super::memory::shortened;
 
 const DEEPEST: usize = 6;
 
-/// The input for a tool that was asked for with `words`.
-pub fn fill(schema: &Value, words: &str) -> Value {
+/// The input of a tool, for a message that asked for it with `words`.
+pub(crate) fn fill(schema: &Value, words: &str) -> Value {
     let mut hints = Hints::of(words);
     match object(schema, &mut hints, 0) {
         Value::Object(object) => Value::Object(object),
@@ -16,14 +16,14 @@ pub fn fill(schema: &Value, words: &str) -> Value {
     }
 }
 
-/// What the words offer, taken in order.
+/// The values that the words contain, which are used in their order.
 struct Hints<'a> {
     words: &'a str,
     quoted: Vec<String>,
     numbers: Vec<Number>,
     urls: Vec<String>,
     paths: Vec<String>,
-    /// What is left when the words around it are taken away.
+    /// The words that remain when those that only lead to them are removed.
     subject: String,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Hints<'a> {
             paths: tokens.iter().copied().filter(is_path).map(trimmed).collect(),
             subject: subject(words),
         };
-        // They are taken from the end.
+        // Reversed, because they are popped from the end.
         hints.quoted.reverse();
         hints.numbers.reverse();
         hints.urls.reverse();
@@ -54,7 +54,7 @@ impl<'a> Hints<'a> {
         hints
     }
 
-    /// A value that the words give to the property by name, as in `limit=5`.
+    /// The value that the words give to the property by its name, as in `limit=5`.
     fn named(&self, name: &str) -> Option<&'a str> {
         self.words.split_whitespace().find_map(|token| {
             let (key, value) = token.split_once('=')?;
@@ -184,13 +184,13 @@ fn string(name: &str, schema: &Value, hints: &mut Hints<'_>) -> String {
     default.unwrap_or_else(|| if is(&["question"]) { question(&hints.subject) } else { hints.text() })
 }
 
-/// The subject as a question to a person.
+/// The subject as a question that the tool asks a person.
 fn question(subject: &str) -> String {
     let subject = subject.trim().trim_end_matches(['.', '!', '?']);
     if subject.is_empty() || subject == "something" {
         return "What would you like me to know?".to_owned();
     }
-    // "my name" was said by the person whom the question goes to.
+    // The person who wrote "my name" is the one who is asked, so the question says "your name".
     let subject = subject.strip_prefix("my ").map_or_else(|| subject.to_owned(), |rest| format!("what is your {rest}"));
     let mut characters = subject.chars();
     let first = characters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!(fill(&schema, "anything"), json!({}), "{schema}");
         }
         assert_eq!(fill(&json!({"required": ["x"]}), "on hello"), json!({"x": "hello"}));
-        // A schema that holds itself in depth ends somewhere.
+        // A schema that is nested without end must not be followed without end.
         let mut deep = json!({"type": "string"});
         for _ in 0..50 {
             deep = json!({"type": "object", "properties": {"x": deep}, "required": ["x"]});

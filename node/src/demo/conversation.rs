@@ -1,40 +1,40 @@
-//! The request as the demo model understands it: who said what, which tools are offered, and where the current turn begins.
+//! Parses a request for the demo model: who said what, which tools are offered, and where the current turn begins.
 //!
-//! Refuses what the real model refuses: a conversation that does not begin with the user or does not alternate, and tool
-//! calls and results that do not pair up.
+//! It refuses what Anthropic's API refuses: a conversation that does not begin with the user or in which the roles do not
+//! alternate, and tool calls without a result or results without a call.
 
 use serde_json::Value;
 
 use super::memory;
 
-/// A checked request.
+/// A request that has been checked.
 #[derive(Debug)]
-pub struct Conversation {
-    pub model: String,
-    pub tools: Vec<Tool>,
+pub(crate) struct Conversation {
+    pub(crate) model: String,
+    pub(crate) tools: Vec<Tool>,
     /// What the user said, oldest first; the last one opened the current turn.
-    pub statements: Vec<String>,
-    /// The model's last words before the current turn.
-    pub last_answer: Option<String>,
+    pub(crate) statements: Vec<String>,
+    /// The model's last text before the current turn.
+    pub(crate) last_answer: Option<String>,
     /// Names of the tools called before the current turn, in order.
-    pub called_before: Vec<String>,
+    pub(crate) called_before: Vec<String>,
     /// Rounds of tools in the current turn so far.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// What the tools of the current turn answered, in order.
-    pub results: Vec<ToolAnswer>,
+    pub(crate) results: Vec<ToolAnswer>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tool {
-    pub name: String,
-    pub schema: Value,
+pub(crate) struct Tool {
+    pub(crate) name: String,
+    pub(crate) schema: Value,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct ToolAnswer {
-    pub tool: String,
-    pub text: String,
-    pub failed: bool,
+pub(crate) struct ToolAnswer {
+    pub(crate) tool: String,
+    pub(crate) text: String,
+    pub(crate) failed: bool,
 }
 
 struct Message {
@@ -57,11 +57,11 @@ enum Block {
 
 impl Conversation {
     /// The statement that opened the current turn.
-    pub fn said(&self) -> &str {
+    pub(crate) fn said(&self) -> &str {
         self.statements.last().map_or("", String::as_str)
     }
 
-    pub fn read(request: &Value) -> Result<Conversation, String> {
+    pub(crate) fn read(request: &Value) -> Result<Conversation, String> {
         let model = request["model"].as_str().ok_or("model: a string is required")?.to_owned();
         let messages = request["messages"].as_array().ok_or("messages: a list is required")?;
         let messages: Vec<Message> = messages
@@ -126,7 +126,7 @@ impl Conversation {
         if said.is_empty() {
             return;
         }
-        // Words of the user open a new turn, whatever the tools still had to say.
+        // A text of the user begins a new turn, even if it comes together with tool results.
         self.statements.extend(said);
         self.called_before.extend(calls.drain(..).map(|(_, name)| name));
         self.last_answer = spoken.take();
@@ -193,7 +193,7 @@ impl Block {
     }
 }
 
-/// The text of a tool result, which is a string or a list of blocks.
+/// The text of a tool result, which is either a string or a list of blocks.
 fn flat(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),

@@ -1,17 +1,17 @@
-//! What the demo model remembers: the user's words, also through a compaction, because its summaries list them in a form
-//! that it can read again.
+//! The demo model's memory: its summaries list the user's messages in a form that it can parse again, so that it still knows
+//! them after a compaction.
 
 use super::conversation::Conversation;
 
-/// The user message that the server puts before a summary; nobody said it.
-pub const PREAMBLE: &str = "The earlier part of this conversation was compacted. A summary follows.";
+/// The user message that the server puts before a summary. The user has not written it.
+pub(crate) const PREAMBLE: &str = "The earlier part of this conversation was compacted. A summary follows.";
 
 const HEAD: &str = "Summary of the conversation so far.";
 const LISTED: usize = 50;
 const QUOTED: usize = 200;
 
 /// A summary of everything before the instruction that asked for it.
-pub fn summary(conversation: &Conversation) -> String {
+pub(crate) fn summary(conversation: &Conversation) -> String {
     let said = &conversation.statements[..conversation.statements.len().saturating_sub(1)];
     let mut lines = vec![HEAD.to_owned()];
     lines.push(match said.len() {
@@ -21,7 +21,7 @@ pub fn summary(conversation: &Conversation) -> String {
     });
     let left_out = said.len().saturating_sub(LISTED);
     for (place, statement) in said.iter().enumerate().skip(left_out) {
-        // A JSON string: whatever was said, it stays on one line and can be read back.
+        // As a JSON string, so that any message stays on one line and can be parsed again.
         lines.push(format!("{}. {}", place + 1, serde_json::Value::from(shortened(statement, QUOTED))));
     }
     if !conversation.called_before.is_empty() {
@@ -41,8 +41,8 @@ pub fn summary(conversation: &Conversation) -> String {
     lines.join("\n")
 }
 
-/// The user's words that a summary lists; `None` when the text is no summary.
-pub fn recall(text: &str) -> Option<Vec<String>> {
+/// The user's messages that a summary lists; `None` when the text is no summary.
+pub(crate) fn recall(text: &str) -> Option<Vec<String>> {
     let listed = text.strip_prefix(HEAD)?.lines().filter_map(|line| {
         let (number, quoted) = line.split_once(". ")?;
         number.parse::<usize>().ok()?;
@@ -51,14 +51,14 @@ pub fn recall(text: &str) -> Option<Vec<String>> {
     Some(listed.collect())
 }
 
-/// Whether the words ask for a summary of the conversation, as a compaction's instruction does.
-pub fn asks_for_summary(text: &str) -> bool {
+/// Whether a message asks for a summary of the conversation, as the instruction of a compaction does.
+pub(crate) fn asks_for_summary(text: &str) -> bool {
     let text = text.to_lowercase();
     ["summary", "summarize", "summarise", "summarizing"].iter().any(|word| text.contains(word))
 }
 
 /// At most `limit` characters, with an ellipsis where something was cut.
-pub fn shortened(text: &str, limit: usize) -> String {
+pub(crate) fn shortened(text: &str, limit: usize) -> String {
     let text = text.trim();
     match text.char_indices().nth(limit) {
         Some((end, _)) => format!("{}…", &text[..end]),

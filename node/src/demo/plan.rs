@@ -1,11 +1,12 @@
-//! Which tools the user asked for, in which rounds. "Use X and Y" is one round of two, "X, then Y" two rounds, "three
-//! times" three.
+//! Finds out which tools a message asks for, and in which rounds: "use X and Y" is one round of two calls, "X, then Y" is two
+//! rounds, and "X three times" is three.
 //!
-//! A tool is meant when its name is said, or, in a question or an order, when enough words of its name are.
+//! A message asks for a tool if it contains the tool's name, or if it is a question or an order and contains at least half of
+//! the words of the name.
 
 use super::conversation::Tool;
 
-/// More rounds than any server lets a turn have, so that its limit can be seen at work.
+/// The most repetitions. It is more than the rounds that a server allows in a turn, so that one can see its limit work.
 const MOST_TIMES: usize = 20;
 
 /// Words that say nothing about which tool is meant.
@@ -18,16 +19,16 @@ const ASKING: [&str; 29] = [
     "do", "make",
 ];
 
-/// The tools of one call each, and the words they were asked for with.
+/// One call of a tool, and the words that asked for it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call<'a> {
-    pub tool: &'a Tool,
-    /// The user's words for this call, from after the tool's name on if that was said.
-    pub words: String,
+pub(crate) struct Call<'a> {
+    pub(crate) tool: &'a Tool,
+    /// The part of the message that belongs to this call: what follows the tool's name, if the message contains it.
+    pub(crate) words: String,
 }
 
 /// The rounds that `text` asks for; empty when it asks for none.
-pub fn rounds<'a>(text: &str, tools: &'a [Tool]) -> Vec<Vec<Call<'a>>> {
+pub(crate) fn rounds<'a>(text: &str, tools: &'a [Tool]) -> Vec<Vec<Call<'a>>> {
     let mut rounds = Vec::new();
     for segment in segments(text) {
         let (times, segment) = times(&segment);
@@ -45,8 +46,8 @@ pub fn rounds<'a>(text: &str, tools: &'a [Tool]) -> Vec<Vec<Call<'a>>> {
     rounds
 }
 
-/// Whether the words order a tool by name, so that "there is none" is the honest answer.
-pub fn orders_a_tool(text: &str) -> bool {
+/// Whether a message asks to use a tool, so that the model must say that there is none.
+pub(crate) fn orders_a_tool(text: &str) -> bool {
     let words = words(text);
     let first = words.iter().find(|word| *word != "please").map(String::as_str);
     matches!(first, Some("use" | "call" | "run")) && words.len() > 1
@@ -65,7 +66,7 @@ fn segments(text: &str) -> Vec<String> {
     segments.iter().map(|tokens| tokens.join(" ")).collect()
 }
 
-/// How often, and the segment without the words that said so.
+/// How often a segment is to be repeated, and the segment without the words that say so.
 fn times(segment: &str) -> (usize, String) {
     let tokens: Vec<&str> = segment.split_whitespace().collect();
     for (place, token) in tokens.iter().enumerate() {
@@ -90,7 +91,7 @@ fn count(word: &str) -> Option<usize> {
     NUMBERS.iter().position(|number| *number == word).map(|place| place + 1).or_else(|| word.parse().ok())
 }
 
-/// Tools whose names are said, in the order in which they are.
+/// The tools whose names the segment contains, in the order of the names.
 fn named<'a>(segment: &str, tools: &'a [Tool]) -> Vec<Call<'a>> {
     let lower = segment.to_lowercase();
     let mut found: Vec<(usize, usize, &Tool)> = Vec::new();
@@ -101,7 +102,7 @@ fn named<'a>(segment: &str, tools: &'a [Tool]) -> Vec<Call<'a>> {
             found.push((start, start + length, tool));
         }
     }
-    // "read" is not meant where "read file" is said.
+    // "read" does not count where it is part of "read file".
     let within = |(start, end, _): &(usize, usize, &Tool)| {
         found.iter().any(|(from, to, _)| from <= start && end <= to && end - start < to - from)
     };
@@ -112,11 +113,11 @@ fn named<'a>(segment: &str, tools: &'a [Tool]) -> Vec<Call<'a>> {
         .iter()
         .enumerate()
         .map(|(place, (_, end, tool))| {
-            // Lower-casing may change lengths outside ASCII; then the words are the whole segment.
+            // Lower case can change the length of text that is not ASCII; then the whole segment is taken.
             let until = starts.get(place + 1).copied().unwrap_or(segment.len());
             let words = match (segment.get(*end..until), segment.get(..starts[0])) {
                 _ if lower.len() != segment.len() => segment,
-                // "say hello with echo": nothing follows, so what stands before is meant.
+                // "say hello with echo": nothing follows the name, so the words before it are taken.
                 (Some(after), Some(before)) if after.trim().len() < 2 => before,
                 (Some(after), _) => after,
                 (None, _) => segment,
@@ -136,7 +137,7 @@ fn position(text: &str, name: &str) -> Option<(usize, usize)> {
     })
 }
 
-/// The tool that the words fit best, if they ask for something.
+/// The tool whose name the segment fits best, if it is a question or an order.
 fn hinted<'a>(segment: &str, tools: &'a [Tool]) -> Option<Call<'a>> {
     let said = words(segment);
     if !segment.contains('?') && !said.iter().any(|word| ASKING.contains(&word.as_str())) {
@@ -170,7 +171,7 @@ fn same(part: &str, word: &str) -> bool {
         || (part == "time" && matches!(word, "clock" | "date" | "day" | "o'clock"))
 }
 
-/// The words of a tool's name, whichever way they are joined.
+/// The words of a tool's name, which may be in snake case, kebab case or camel case.
 fn name_words(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut before = None;
@@ -189,7 +190,7 @@ fn name_words(name: &str) -> Vec<String> {
     words
 }
 
-pub fn words(text: &str) -> Vec<String> {
+pub(crate) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(bare).filter(|word| !word.is_empty()).collect()
 }
 

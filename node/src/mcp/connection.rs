@@ -1,11 +1,11 @@
-//! One live connection to one server: made, listed, called, closed.
+//! One connection to one server: making it, listing tools, calling them, closing it.
 //!
-//! A connection closes gracefully when the last user drops it, in a task that the owner of [`Dialer::closing`] waits for.
-//! What fails is sorted by what becomes of the connection, never retried here: a call that may have run is not repeated.
+//! A connection that is dropped closes gracefully in a task of [`Connector::closing`], for which the shutdown waits. Nothing is
+//! retried here: a [`Fault`] tells the caller whether the connection can still be used, and whether the request may have run.
 
 use super::server::{Resolve, ServerConfig, Transport, resolve_headers};
 use super::stdio::Process;
-use super::wire::Ended;
+use super::wire::EndReason;
 use super::{McpTool, Settings, http, lock, sse};
 use engine::json::{Object, Raw, encode};
 use rmcp::RoleClient;
@@ -23,26 +23,26 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// Tools, pages and bytes of one server's list that are used; what goes beyond is ignored.
+/// The most tools, pages and bytes of one server's list that are used; the rest is ignored.
 const MAX_TOOLS: usize = 1000;
 const MAX_PAGES: usize = 100;
 const MAX_LIST: usize = 4 * 1024 * 1024;
-/// Of a text that a server or library made up, in an error.
+/// The most bytes of a text from a server or a library in an error.
 const MAX_ERROR_TEXT: usize = 2000;
 const NOT_MCP: &str = "the answer to initialize is not an MCP answer";
-/// A connection that cannot be closed in this time is left to its process's end.
+/// How long closing a connection may take. After that nobody waits for it any more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why a server could not be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// This request was refused; the connection is sound.
+    /// This request was refused; the connection can still be used.
     #[error("{0}")]
     Refused(String),
-    /// The connection is of no more use; the request may have run.
+    /// The connection cannot be used any more; the request may have run.
     #[error("{0}")]
     Lost(String),
-    /// The connection is of no more use; the request did not run, and may be repeated on a new one.
+    /// The connection cannot be used any more; the request did not run and can be repeated on a new one.
     #[error("{0}")]
     Unsent(String),
 }
@@ -55,16 +55,16 @@ pub(super) struct Reply {
 }
 
 /// Makes connections.
-pub(super) struct Dialer {
+pub(super) struct Connector {
     pub(super) settings: Settings,
     pub(super) resolve: Resolve,
     pub(super) http: reqwest::Client,
-    /// The tasks that close connections nobody uses any more.
+    /// The tasks that close dropped connections.
     pub(super) closing: TaskTracker,
 }
 
-impl Dialer {
-    /// Connects and initialises within the time limit.
+impl Connector {
+    /// Connects and initializes within the timeout.
     pub(super) async fn connect(&self, server: &ServerConfig) -> Result<Connection, Fault> {
         let limit = self.settings.connect_timeout;
         match timeout(limit, Box::pin(self.open(server))).await {
@@ -74,9 +74,9 @@ impl Dialer {
     }
 
     async fn open(&self, server: &ServerConfig) -> Result<Connection, String> {
-        let ended = Ended::default();
+        let end_reason = EndReason::default();
         let stop = CancellationToken::new();
-        // Ends the exchanges of an attempt that is given up, too.
+        // Also ends the HTTP requests of an attempt that times out.
         let guard = stop.clone().drop_guard();
         let identity = Implementation::new("baesrv", env!("CARGO_PKG_VERSION"));
         let client = ClientConfig::new(ClientCapabilities::default(), identity)
@@ -84,7 +84,7 @@ impl Dialer {
         let settings = &self.settings;
         let result = match &server.transport {
             Transport::Stdio { command, args, env } => {
-                let process = Process::spawn(command, args, env, settings, ended.clone())
+                let process = Process::spawn(command, args, env, settings, end_reason.clone())
                     .map_err(|error| format!("'{command}' cannot be started: {error}"))?;
                 Box::pin(serve_client(client, process)).await
             }
@@ -95,15 +95,21 @@ impl Dialer {
             Transport::Sse { url, headers } => {
                 let headers = resolve_headers(headers, &self.resolve)?;
                 let (url, max_message) = (url.clone(), settings.max_message);
-                let worker = sse::Client { client: self.http.clone(), url, headers, max_message, ended: ended.clone() };
+                let worker = sse::Client {
+                    client: self.http.clone(),
+                    url,
+                    headers,
+                    max_message,
+                    end_reason: end_reason.clone(),
+                };
                 Box::pin(serve_client(client, worker)).await
             }
         };
-        let service = result.map_err(|error| explain_start(error, &ended))?;
+        let service = result.map_err(|error| explain_start(error, &end_reason))?;
         Ok(Connection {
             peer: service.peer().clone(),
             service: Mutex::new(Some((service, guard))),
-            ended,
+            end_reason,
             closing: self.closing.clone(),
         })
     }
@@ -111,21 +117,21 @@ impl Dialer {
 
 type Service = RunningService<RoleClient, ClientConfig>;
 
-/// A connection that has been initialised.
+/// An initialized connection.
 pub(super) struct Connection {
     peer: Peer<RoleClient>,
     service: Mutex<Option<(Service, DropGuard)>>,
-    ended: Ended,
+    end_reason: EndReason,
     closing: TaskTracker,
 }
 
 impl Connection {
-    /// False once it can only fail.
+    /// Whether the connection can still be used, as far as is known.
     pub(super) fn is_live(&self) -> bool {
-        self.ended.reason().is_none() && !self.peer.is_transport_closed() && lock(&self.service).is_some()
+        self.end_reason.get().is_none() && !self.peer.is_transport_closed() && lock(&self.service).is_some()
     }
 
-    /// All pages of the server's tools, up to the bounds.
+    /// All pages of the server's tools, up to the limits.
     pub(super) async fn tools(&self, server: &str) -> Result<Vec<McpTool>, Fault> {
         let mut offered = Vec::new();
         let mut bytes = 0;
@@ -166,7 +172,7 @@ impl Connection {
         Ok(offered)
     }
 
-    /// One `tools/call`.
+    /// Makes one `tools/call` request.
     pub(super) async fn call(
         &self,
         tool: &str,
@@ -198,19 +204,19 @@ impl Connection {
 
     fn fault(&self, error: ServiceError) -> Fault {
         match error {
-            ServiceError::McpError(error) => Fault::Refused(cut(&error.message)),
+            ServiceError::McpError(error) => Fault::Refused(truncated(&error.message)),
             ServiceError::TransportSend(error) if is_unsent(&error) => Fault::Unsent(explain_transport(&error)),
             ServiceError::TransportSend(error) => Fault::Lost(explain_transport(&error)),
             ServiceError::TransportClosed => {
-                let reason = self.ended.reason().unwrap_or("the connection closed");
+                let reason = self.end_reason.get().unwrap_or("the connection closed");
                 Fault::Lost(format!("no answer: {reason}"))
             }
             ServiceError::Cancelled { .. } => Fault::Refused("the call was cancelled".to_owned()),
-            other => Fault::Lost(cut(&other.to_string())),
+            other => Fault::Lost(truncated(&other.to_string())),
         }
     }
 
-    /// Ends the connection, gracefully where the server lets it.
+    /// Closes the connection, gracefully if the server cooperates.
     pub(super) async fn close(&self) {
         let service = lock(&self.service).take();
         if let Some((service, guard)) = service {
@@ -231,12 +237,12 @@ impl Drop for Connection {
 }
 
 async fn end(mut service: Service, guard: DropGuard) {
-    // A panic in the library's task is logged by the runtime; the connection is gone either way.
+    // An error means that the library's task panicked, which the panic hook has reported. The connection is closed either way.
     let _ = service.close_with_timeout(CLOSE_TIMEOUT).await;
     drop(guard);
 }
 
-/// The answer as JSON. Content of kinds that the library does not know is taken as it is.
+/// The answer as JSON. Content of a type that the library does not know stays as it is.
 fn reply(result: &ServerResult) -> Result<Reply, Fault> {
     let empty = match result {
         ServerResult::InputRequiredResult(_) => {
@@ -258,13 +264,13 @@ fn reply(result: &ServerResult) -> Result<Reply, Fault> {
     Ok(Reply { is_error, result })
 }
 
-fn explain_start(error: ClientInitializeError, ended: &Ended) -> String {
+fn explain_start(error: ClientInitializeError, end_reason: &EndReason) -> String {
     match error {
-        ClientInitializeError::JsonRpcError(error) => format!("initialize was refused: {}", cut(&error.message)),
-        ClientInitializeError::TransportError { error, .. } => match ended.reason() {
+        ClientInitializeError::JsonRpcError(error) => format!("initialize was refused: {}", truncated(&error.message)),
+        ClientInitializeError::TransportError { error, .. } => match end_reason.get() {
             Some(reason) => reason.to_owned(),
             None => match error.error.downcast_ref() {
-                // This is logged, so without the body, which follows the status.
+                // The text is the status, then the body. This error is logged, so the body is left out.
                 Some(http::HttpError::UnexpectedServerResponse(text)) if text.starts_with("HTTP ") => {
                     text.split(": ").next().unwrap_or_default().to_owned()
                 }
@@ -273,14 +279,14 @@ fn explain_start(error: ClientInitializeError, ended: &Ended) -> String {
             },
         },
         ClientInitializeError::ConnectionClosed(_) => {
-            ended.reason().unwrap_or("the connection closed during initialize").to_owned()
+            end_reason.get().unwrap_or("the connection closed during initialize").to_owned()
         }
-        // The others print the message, which may be long.
+        // The texts of the other errors contain the whole message.
         _ => NOT_MCP.to_owned(),
     }
 }
 
-/// True if the message reached no session of the server.
+/// Whether it is certain that the message reached no session of the server.
 fn is_unsent(error: &DynamicTransportError) -> bool {
     let http = matches!(error.error.downcast_ref(), Some(http::HttpError::Client(error)) if error.is_connect());
     http || matches!(error.error.downcast_ref(), Some(sse::Error::Forgotten | sse::Error::Unreachable(_)))
@@ -289,12 +295,12 @@ fn is_unsent(error: &DynamicTransportError) -> bool {
 fn explain_transport(error: &DynamicTransportError) -> String {
     match error.error.downcast_ref() {
         Some(http::HttpError::Client(error)) => http::describe(error),
-        Some(other) => cut(&other.to_string()),
-        None => cut(&error.error.to_string()),
+        Some(other) => truncated(&other.to_string()),
+        None => truncated(&error.error.to_string()),
     }
 }
 
-fn cut(text: &str) -> String {
+fn truncated(text: &str) -> String {
     if text.len() <= MAX_ERROR_TEXT {
         text.to_owned()
     } else {

@@ -1,20 +1,20 @@
-//! Tool results as the model sees them: `content` of a `tool_result`, in blocks that every provider takes.
+//! Tool results as the model sees them: the `content` of a `tool_result`, in blocks that every provider accepts.
 //!
-//! Texts are copied as they are written and capped; a text is never blank, because providers refuse that. Images of the
-//! kinds providers know become image blocks; everything else becomes a text that says what it was.
+//! Texts are copied as they are written in JSON, up to a limit; a text is never blank, because providers refuse that. Images
+//! of the types that providers know become image blocks; everything else becomes a text that says what it was.
 
 use engine::json::{Object, Raw, array, built, encode, string};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
-/// Bytes of text in one result; the rest is cut, and the cut is marked.
-pub const MAX_TEXT: usize = 1024 * 1024;
-/// Characters of base64 in one image; providers refuse more.
+/// The most bytes of text in one result; what is longer is truncated and marked as such.
+const MAX_TEXT: usize = 1024 * 1024;
+/// The most characters of base64 in one image; providers refuse more.
 const MAX_IMAGE: usize = 5 * 1024 * 1024;
 const IMAGES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
-/// The content of a `CallToolResult`. What it says in `structuredContent` counts only if there is nothing else.
-pub fn content_blocks(result: &Raw) -> Raw {
+/// The content of a `CallToolResult`. Its `structuredContent` is used only if there is nothing else.
+pub(crate) fn content_blocks(result: &Raw) -> Raw {
     let object = Object::parse(result).unwrap_or_default();
     let mut blocks = Blocks { text: String::from("["), room: MAX_TEXT, cut: 0 };
     for block in object.get("content").and_then(array).unwrap_or_default() {
@@ -28,13 +28,6 @@ pub fn content_blocks(result: &Raw) -> Raw {
     {
         blocks.text(structured.get());
     }
-    blocks.finish()
-}
-
-/// What the model sees of a call that failed.
-pub fn error_blocks(error: &str) -> Raw {
-    let mut blocks = Blocks { text: String::from("["), room: MAX_TEXT, cut: 0 };
-    blocks.text(&format!("MCP error: {error}"));
     blocks.finish()
 }
 
@@ -59,7 +52,7 @@ impl Blocks {
         }
     }
 
-    /// A text as it is written in JSON, which stays so unless it is cut.
+    /// Adds a JSON string, which keeps its escapes unless it is truncated.
     fn text_token(&mut self, token: &RawValue) {
         let Some(text) = string(token) else { return self.text(token.get()) };
         if text.trim().is_empty() {
@@ -78,7 +71,7 @@ impl Blocks {
         self.room -= kept.len();
         self.cut += text.len() - kept.len();
         if kept.len() < text.len() {
-            // What follows is not shown either: text after a gap would mislead.
+            // Nothing that follows is shown, because text after a gap would mislead.
             self.room = 0;
         }
         if !kept.trim().is_empty() {
@@ -223,10 +216,5 @@ mod tests {
         assert_eq!(shown[0]["text"].as_str().unwrap().len(), MAX_TEXT - 1);
         let cut = 2 * MAX_TEXT + 1 - (MAX_TEXT - 1) + 4;
         assert_eq!(shown[1]["text"], format!("[output cut: {cut} more bytes are not shown]"));
-    }
-
-    #[test]
-    fn errors_are_marked() {
-        assert_eq!(error_blocks("gone").get(), text("MCP error: gone"));
     }
 }

@@ -1,8 +1,8 @@
-//! Streamable HTTP: the transport of `rmcp` over a client that has bounds.
+//! The streamable HTTP transport: that of `rmcp`, over an HTTP client with limits.
 //!
-//! A redirect is followed only within the origin and only where it keeps method and body; headers with secrets never reach
-//! another host. Every exchange ends with its connection, also in the phases in which the transport waits for an answer
-//! without looking at anything else. Errors never hold the URL, which may hold a key.
+//! A redirect is followed only within the origin and only if it keeps method and body, so that headers with secrets never
+//! reach another host. Every request ends when its connection is closed, also while the transport of `rmcp` waits for an
+//! answer and does not react to anything else. Errors never hold the URL, which may hold a key.
 
 use super::Settings;
 use futures_util::StreamExt;
@@ -26,10 +26,11 @@ use tokio_util::sync::CancellationToken;
 pub(super) type HttpError = StreamableHttpError<reqwest::Error>;
 
 const MAX_REDIRECTS: usize = 5;
-/// Of an error answer's body; it ends up in a text for the model.
+/// The most bytes of the body of an error answer, which becomes part of a text for the model.
 const MAX_ERROR_BODY: usize = 4 * 1024;
 
-/// The client for all servers, of both HTTP transports. It has no time limit of its own: connections and calls have.
+/// The HTTP client for all servers of both HTTP transports. Connecting and calling have timeouts elsewhere, so it has none for
+/// whole requests.
 pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Error> {
     let redirects = redirect::Policy::custom(|attempt| {
         let keeps_body = matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
@@ -44,7 +45,7 @@ pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Er
         .user_agent(concat!("baesrv/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(settings.connect_timeout)
         .redirect(redirects)
-        // A kept connection whose last body was not read to its end stalls the next request; calls are rare.
+        // No connections are kept: one whose last body was not read to its end stalls the next request, and calls are rare.
         .pool_max_idle_per_host(0)
         .tcp_keepalive(Duration::from_secs(30))
         .build()
@@ -52,7 +53,7 @@ pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Er
 
 /// What went wrong with a request, without its URL.
 pub(super) fn describe(error: &reqwest::Error) -> String {
-    // Only the outermost error prints the URL; the innermost is the one that says why.
+    // Only the outermost error prints the URL, and the innermost says why.
     let mut cause = error.source();
     while let Some(inner) = cause.and_then(|cause| cause.source()) {
         cause = Some(inner);
@@ -64,14 +65,14 @@ pub(super) fn describe(error: &reqwest::Error) -> String {
     }
 }
 
-/// The transport of one connection, which ends when `stop` is cancelled.
+/// The transport of one connection. It ends when `stop` is cancelled.
 pub(super) fn transport(
     client: &reqwest::Client,
     url: &str,
     headers: &HeaderMap,
     settings: &Settings,
     stop: CancellationToken,
-) -> StreamableHttpClientTransport<Bounded> {
+) -> StreamableHttpClientTransport<BoundedClient> {
     let mut retry = ExponentialBackoff::default();
     retry.max_times = Some(8);
     retry.max_delay = Some(Duration::from_secs(30));
@@ -83,17 +84,17 @@ pub(super) fn transport(
         .max_error_response_size(MAX_ERROR_BODY)
         .reinit_on_expired_session(true);
     config.retry_config = Arc::new(retry);
-    StreamableHttpClientTransport::with_client(Bounded { client: client.clone(), stop }, config)
+    StreamableHttpClientTransport::with_client(BoundedClient { client: client.clone(), stop }, config)
 }
 
-/// The client of one connection.
+/// The HTTP client of one connection: every request and stream ends when `stop` is cancelled.
 #[derive(Clone)]
-pub(super) struct Bounded {
+pub(super) struct BoundedClient {
     client: reqwest::Client,
     stop: CancellationToken,
 }
 
-impl Bounded {
+impl BoundedClient {
     async fn bounded<T>(&self, exchange: impl Future<Output = Result<T, HttpError>>) -> Result<T, HttpError> {
         tokio::select! {
             () = self.stop.cancelled() => Err(StreamableHttpError::TransportChannelClosed),
@@ -111,7 +112,7 @@ impl Bounded {
 
 type Events = BoxStream<'static, Result<Sse, SseError>>;
 
-impl StreamableHttpClient for Bounded {
+impl StreamableHttpClient for BoundedClient {
     type Error = reqwest::Error;
 
     async fn post_message(
@@ -151,7 +152,7 @@ impl StreamableHttpClient for Bounded {
         auth: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), HttpError> {
-        // Part of the end of a connection, and bounded by the transport.
+        // Not bound to `stop`: this is part of closing a connection, and the transport limits its time.
         self.client.delete_session(uri, session, auth, headers).await
     }
 

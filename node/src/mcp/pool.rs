@@ -1,10 +1,10 @@
-//! The live connections of a node: one for each session and server, bounded, closed when idle.
+//! The live connections of a node: at most one for each session and server, limited in number, closed when idle.
 //!
-//! A slot counts towards the bound from before its connection is made, so that the bound holds under bursts. Only slots
-//! that nobody leases are evicted or closed for idleness. A lease of a slot that has been taken out still works on its
-//! connection, which closes when the lease ends.
+//! A slot counts towards the limit before its connection is made, so that the limit also holds when many calls come at once.
+//! Slots with a lease are never evicted or closed for idleness. When a session ends, its slots are removed even if they are
+//! leased; the lease still holds its connection, which is dropped when the lease ends.
 
-use super::connection::{Connection, Dialer, Fault};
+use super::connection::{Connection, Connector, Fault};
 use super::lock;
 use super::server::ServerConfig;
 use engine::ids::SessionId;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 type Key = (SessionId, String);
 
-/// The slots.
+/// The connections of a node, by session and server.
 pub(super) struct Pool {
     slots: Mutex<Slots>,
     limit: usize,
@@ -28,29 +28,29 @@ struct Slots {
 }
 
 struct Slot {
-    link: Arc<Link>,
+    cell: Arc<ConnectionCell>,
     leases: usize,
     idle_since: Instant,
 }
 
-/// The connection of a slot, and the turn to make one.
+/// The connection of a slot, which is replaced when it has died. `connecting` is held while a new one is made.
 #[derive(Default)]
-struct Link {
+struct ConnectionCell {
     connecting: tokio::sync::Mutex<()>,
     current: Mutex<Option<Arc<Connection>>>,
 }
 
-impl Link {
+impl ConnectionCell {
     fn live(&self) -> Option<Arc<Connection>> {
         lock(&self.current).as_ref().filter(|connection| connection.is_live()).cloned()
     }
 }
 
-/// The use of one slot.
+/// The right to use one slot, which stays in the pool as long as a lease of it exists.
 pub(super) struct Lease {
     pool: Arc<Pool>,
     key: Key,
-    link: Arc<Link>,
+    cell: Arc<ConnectionCell>,
 }
 
 impl Pool {
@@ -58,7 +58,7 @@ impl Pool {
         Self { slots: Mutex::default(), limit }
     }
 
-    /// The slot of a session's server. At the bound, the one that has been idle longest makes room.
+    /// Leases the slot of a session's server. At the limit, the slot that has been idle longest is evicted.
     pub(super) fn lease(self: &Arc<Self>, session: SessionId, server: &str) -> Result<Lease, Fault> {
         let key = (session, server.to_owned());
         let mut slots = lock(&self.slots);
@@ -68,8 +68,8 @@ impl Pool {
         let mut evicted = None;
         if !slots.taken.contains_key(&key) && slots.taken.len() >= self.limit {
             let idle = slots.taken.iter().filter(|(_, slot)| slot.leases == 0);
-            // One that has died goes before any that lives.
-            let idle = idle.min_by_key(|(_, slot)| (slot.link.live().is_some(), slot.idle_since));
+            // Slots whose connection has died are evicted first.
+            let idle = idle.min_by_key(|(_, slot)| (slot.cell.live().is_some(), slot.idle_since));
             let Some(oldest) = idle.map(|(key, _)| key.clone()) else {
                 let limit = self.limit;
                 return Err(Fault::Refused(format!(
@@ -79,66 +79,72 @@ impl Pool {
             evicted = slots.taken.remove(&oldest);
         }
         let slot = slots.taken.entry(key.clone()).or_insert_with(|| Slot {
-            link: Arc::default(),
+            cell: Arc::default(),
             leases: 0,
             idle_since: Instant::now(),
         });
         slot.leases += 1;
-        let link = slot.link.clone();
+        let cell = slot.cell.clone();
         drop(slots);
         drop(evicted);
-        Ok(Lease { pool: self.clone(), key, link })
+        Ok(Lease { pool: self.clone(), key, cell })
     }
 
     /// How many connections are live.
+    #[cfg(test)]
     pub(super) fn live(&self) -> usize {
-        lock(&self.slots).taken.values().filter(|slot| slot.link.live().is_some()).count()
+        lock(&self.slots).taken.values().filter(|slot| slot.cell.live().is_some()).count()
     }
 
-    /// Takes out what nobody uses and has been idle for that long, or is dead. Dropping the connections closes them.
+    /// Removes the slots without a lease that have been idle for this long or whose connection has died. Dropping a
+    /// connection closes it.
     pub(super) fn sweep(&self, idle: Duration) {
-        let stale = |slot: &Slot| slot.leases == 0 && (slot.idle_since.elapsed() >= idle || slot.link.live().is_none());
+        let stale = |slot: &Slot| slot.leases == 0 && (slot.idle_since.elapsed() >= idle || slot.cell.live().is_none());
         let swept: Vec<_> = lock(&self.slots).taken.extract_if(|_, slot| stale(slot)).collect();
         drop(swept);
     }
 
     /// Whether a connection of the session is live.
     pub(super) fn connected(&self, session: SessionId) -> bool {
-        lock(&self.slots).taken.iter().any(|((owner, _), slot)| *owner == session && slot.link.live().is_some())
+        lock(&self.slots).taken.iter().any(|((owner, _), slot)| *owner == session && slot.cell.live().is_some())
     }
 
-    /// Takes out all connections of a session.
+    /// Removes the slots of a session and returns their connections.
     pub(super) fn take(&self, session: SessionId) -> Vec<Arc<Connection>> {
         let taken: Vec<_> = lock(&self.slots).taken.extract_if(|(owner, _), _| *owner == session).collect();
-        taken.into_iter().filter_map(|(_, slot)| lock(&slot.link.current).take()).collect()
+        taken.into_iter().filter_map(|(_, slot)| lock(&slot.cell.current).take()).collect()
     }
 
-    /// Takes out all connections; nothing can be leased any more.
+    /// Removes all slots and returns their connections. Later leases are refused.
     pub(super) fn close(&self) -> Vec<Arc<Connection>> {
         let mut slots = lock(&self.slots);
         slots.closed = true;
         let taken: Vec<_> = slots.taken.drain().collect();
         drop(slots);
-        taken.into_iter().filter_map(|(_, slot)| lock(&slot.link.current).take()).collect()
+        taken.into_iter().filter_map(|(_, slot)| lock(&slot.cell.current).take()).collect()
     }
 }
 
 impl Lease {
-    /// The live connection, or a new one. Concurrent leases of one slot share it.
-    pub(super) async fn connection(&self, dialer: &Dialer, server: &ServerConfig) -> Result<Arc<Connection>, Fault> {
-        let _turn = self.link.connecting.lock().await;
-        if let Some(connection) = self.link.live() {
+    /// The slot's live connection; if there is none, makes one. Concurrent leases of a slot share it.
+    pub(super) async fn connection(
+        &self,
+        connector: &Connector,
+        server: &ServerConfig,
+    ) -> Result<Arc<Connection>, Fault> {
+        let _connecting = self.cell.connecting.lock().await;
+        if let Some(connection) = self.cell.live() {
             return Ok(connection);
         }
-        let connection = Arc::new(dialer.connect(server).await?);
-        let dead = lock(&self.link.current).replace(connection.clone());
+        let connection = Arc::new(connector.connect(server).await?);
+        let dead = lock(&self.cell.current).replace(connection.clone());
         drop(dead);
         Ok(connection)
     }
 
-    /// Gives up a connection that has failed; the next use makes a new one.
+    /// Removes a failed connection from the slot, so that the next use makes a new one.
     pub(super) fn discard(&self, failed: &Arc<Connection>) {
-        let mut current = lock(&self.link.current);
+        let mut current = lock(&self.cell.current);
         let failed = current.take_if(|current| Arc::ptr_eq(current, failed));
         drop(current);
         drop(failed);
@@ -148,13 +154,13 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut slots = lock(&self.pool.slots);
-        let Some(slot) = slots.taken.get_mut(&self.key).filter(|slot| Arc::ptr_eq(&slot.link, &self.link)) else {
+        let Some(slot) = slots.taken.get_mut(&self.key).filter(|slot| Arc::ptr_eq(&slot.cell, &self.cell)) else {
             return;
         };
         slot.leases -= 1;
         slot.idle_since = Instant::now();
-        // A failed connection must not hold a place that a sound one could use.
-        let empty = slot.leases == 0 && slot.link.live().is_none();
+        // A slot without a live connection is removed, because it would count towards the limit.
+        let empty = slot.leases == 0 && slot.cell.live().is_none();
         let removed = empty.then(|| slots.taken.remove(&self.key));
         drop(slots);
         drop(removed);

@@ -1,29 +1,28 @@
-//! What an MCP server is to the configuration: a name and how it is reached. Plain data.
+//! The configuration of an MCP server: its name and how it is reached.
 //!
-//! Header values are secrets and stay unresolved until just before a connection is made; `Debug` shows none of them, nor
-//! the values of a child's environment.
+//! Header values and the values of a child's environment are secrets, which `Debug` does not show. The `${NAME}` in header
+//! values are replaced just before a connection is made.
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Turns a configured header value into the one that is sent: it gets the whole value and replaces every `${NAME}` in it.
-/// Its error names what is wrong (an unset variable, an unterminated `${`) and never holds a value.
-pub type Resolve = Arc<dyn Fn(&str) -> Result<SecretString, String> + Send + Sync>;
+/// Turns a configured header value into the one that is sent, by replacing every `${NAME}` in it. Its error names what is wrong (an unset variable, an unterminated `${`) and never holds a value.
+pub(crate) type Resolve = Arc<dyn Fn(&str) -> Result<SecretString, String> + Send + Sync>;
 
 /// One entry of `[[mcp.servers]]`.
 #[derive(Debug, Clone)]
-pub struct ServerConfig {
+pub(crate) struct ServerConfig {
     /// The name that profiles use.
-    pub name: String,
+    pub(crate) name: String,
     /// How the server is reached.
-    pub transport: Transport,
+    pub(crate) transport: Transport,
 }
 
 /// How a server is reached.
 #[derive(Debug, Clone)]
-pub enum Transport {
+pub(crate) enum Transport {
     /// A child process that reads and writes JSON lines.
     Stdio {
         /// The program, looked up in the child's `PATH`.
@@ -35,23 +34,23 @@ pub enum Transport {
     },
     /// Streamable HTTP.
     Http {
-        /// The endpoint.
+        /// The endpoint's URL.
         url: String,
-        /// Headers of every request, with `${NAME}` unresolved.
+        /// Headers of every request, with `${NAME}` not yet replaced.
         headers: BTreeMap<String, SecretString>,
     },
     /// The older HTTP+SSE transport (protocol version 2024-11-05).
     Sse {
-        /// Where the event stream is.
+        /// The URL of the event stream.
         url: String,
-        /// Headers of every request, with `${NAME}` unresolved.
+        /// Headers of every request, with `${NAME}` not yet replaced.
         headers: BTreeMap<String, SecretString>,
     },
 }
 
 impl Transport {
-    /// The name in the configuration.
-    pub fn kind(&self) -> &'static str {
+    /// The transport's name in the configuration.
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Transport::Stdio { .. } => "stdio",
             Transport::Http { .. } => "http",
@@ -60,7 +59,7 @@ impl Transport {
     }
 }
 
-/// The headers as they are sent, marked sensitive. The error says which header is wrong, not what it holds.
+/// The headers as they are sent, marked as sensitive. The error names the wrong header and does not show its value.
 pub(super) fn resolve_headers(
     headers: &BTreeMap<String, SecretString>,
     resolve: &Resolve,

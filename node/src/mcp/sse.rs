@@ -7,10 +7,10 @@
 //!
 //! A GET opens an event stream. Its first event, `endpoint`, says where messages are POSTed; the answers come as `message`
 //! events. The endpoint must be of the stream's origin, because the configured headers go there too. When the stream ends
-//! so does the connection: the server's session cannot be resumed.
+//! so does the connection: the session on the server cannot be resumed.
 
 use super::http::describe;
-use super::wire::{Ended, MAX_JUNK, parse};
+use super::wire::{EndReason, MAX_MALFORMED, parse};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, FuturesUnordered};
@@ -23,7 +23,7 @@ use sse_stream::{Sse, SseStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// POSTs of one connection at a time; further messages wait.
+/// The most concurrent POST requests of one connection; further messages wait.
 const MAX_POSTS: usize = 16;
 
 /// What the transport fails with.
@@ -31,12 +31,12 @@ const MAX_POSTS: usize = 16;
 pub(super) enum Error {
     #[error("{0}")]
     Request(String),
-    /// There was no connection, so the message did not run.
+    /// No TCP connection could be made, so the message did not run.
     #[error("{0}")]
     Unreachable(String),
     #[error("HTTP {0}")]
     Status(StatusCode),
-    /// The message reached no session, so it did not run.
+    /// The server does not know the session, so the message did not run.
     #[error("HTTP 404: the server has forgotten the session")]
     Forgotten,
     #[error("it answered with something else than an event stream")]
@@ -64,12 +64,12 @@ pub(super) struct Client {
     pub(super) url: String,
     pub(super) headers: HeaderMap,
     pub(super) max_message: usize,
-    pub(super) ended: Ended,
+    pub(super) end_reason: EndReason,
 }
 
 struct Events {
     stream: BoxStream<'static, Result<Sse, sse_stream::Error>>,
-    /// Bytes since the last event, which bounds what one event can hold.
+    /// Bytes received since the last event, which limits the size of one event.
     pending: Arc<AtomicUsize>,
 }
 
@@ -132,7 +132,7 @@ impl Client {
                 Err(error) if error.is_connect() => Err(Error::Unreachable(describe(&error))),
                 Err(error) => Err(Error::Request(describe(&error))),
             };
-            // The caller may have stopped waiting.
+            // This fails if the caller no longer waits.
             let _ = message.responder.send(result);
         }
         .boxed()
@@ -142,15 +142,15 @@ impl Client {
         let (mut events, endpoint) = match self.open().await {
             Ok(opened) => opened,
             Err(error) => {
-                // Whoever sends the first message learns why it cannot be sent.
-                self.ended.record(error.to_string());
+                // The error is the answer to the first message.
+                self.end_reason.record(error.to_string());
                 let first = context.recv_from_handler().await?;
                 let _ = first.responder.send(Err(error));
                 return Err(WorkerQuitReason::TransportClosed);
             }
         };
         let mut posts = FuturesUnordered::new();
-        let mut junk = 0;
+        let mut malformed = 0;
         loop {
             tokio::select! {
                 message = context.recv_from_handler(), if posts.len() < MAX_POSTS => {
@@ -161,20 +161,20 @@ impl Client {
                     Some(Ok(event)) if event.event.as_deref().is_none_or(|kind| kind == "message") => {
                         match event.data.as_deref().and_then(|data| parse(data.as_bytes())) {
                             Some(message) => context.send_to_handler(message).await?,
-                            None => junk += 1,
+                            None => malformed += 1,
                         }
-                        if junk > MAX_JUNK {
-                            self.ended.record(format!("it sent over {MAX_JUNK} events that are not MCP messages"));
+                        if malformed > MAX_MALFORMED {
+                            self.end_reason.record(format!("it sent over {MAX_MALFORMED} events that are not MCP messages"));
                             return Err(WorkerQuitReason::TransportClosed);
                         }
                     }
                     Some(Ok(_)) => {}
                     Some(Err(error)) => {
-                        self.ended.record(format!("its event stream broke: {error}"));
+                        self.end_reason.record(format!("its event stream broke: {error}"));
                         return Err(WorkerQuitReason::TransportClosed);
                     }
                     None => {
-                        self.ended.record("its event stream ended");
+                        self.end_reason.record("its event stream ended");
                         return Err(WorkerQuitReason::TransportClosed);
                     }
                 }

@@ -1,11 +1,12 @@
-//! An MCP server as a child process: one JSON message a line on its standard input and output.
+//! An MCP server as a child process, with one JSON message a line on its standard input and output.
 //!
-//! It runs in a process group of its own, which ends as a whole: standard input closes, then SIGTERM, then SIGKILL, each
-//! after the grace time. A dropped transport kills at once. Its environment is the inherited variables of the settings and
-//! the configured ones, never the node's own, which holds secrets. Standard error is discarded: it may hold tool input.
+//! It runs in a process group of its own, which is ended as a whole: first standard input is closed, then SIGTERM is sent, then
+//! SIGKILL, each after the grace period. Dropping the transport kills at once. The child's environment holds the inherited
+//! variables of the settings and the configured ones, and never the rest of the node's own, which holds secrets. Standard
+//! error is discarded, because it may hold tool input.
 
 use super::Settings;
-use super::wire::{Ended, MAX_JUNK, parse};
+use super::wire::{EndReason, MAX_MALFORMED, parse};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
@@ -26,26 +27,26 @@ use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 use tokio_util::sync::CancellationToken;
 
 const SIGTERM: i32 = 15;
-/// After the end of the process, its input or its output: what it wrote last is still in the pipe and its status comes soon,
-/// but children that it has left behind may hold the pipe open for ever.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long the output is still read after the process has ended or has closed its input or output. Its last lines may still
+/// be in the pipe, and its exit status comes soon; but children that it has left behind may keep the pipe open for ever.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The transport.
 pub(super) struct Process {
     child: Box<dyn ChildWrapper>,
     lines: FramedRead<ChildStdout, AnyDelimiterCodec>,
     input: Arc<Mutex<Option<ChildStdin>>>,
-    /// How the process ended, if it did.
+    /// How the process has ended, if it has.
     status: Option<ExitStatus>,
-    /// Cancelled when nothing can be written to it any more.
-    deaf: CancellationToken,
-    /// Set when the process, its input or its output has ended: how long the others are waited for.
-    until: Option<Instant>,
-    junk: usize,
+    /// Cancelled when writing to the process has failed.
+    input_closed: CancellationToken,
+    /// Set when the process has ended or has closed its input or output: until when the rest is waited for.
+    drain_deadline: Option<Instant>,
+    malformed: usize,
     max_message: usize,
     grace: Duration,
     closed: bool,
-    ended: Ended,
+    end_reason: EndReason,
 }
 
 impl Process {
@@ -55,7 +56,7 @@ impl Process {
         args: &[String],
         env: &BTreeMap<String, SecretString>,
         settings: &Settings,
-        ended: Ended,
+        end_reason: EndReason,
     ) -> io::Result<Self> {
         let mut wrap = CommandWrap::with_new(command, |process| {
             process
@@ -80,28 +81,28 @@ impl Process {
             lines: FramedRead::new(output, codec),
             input: Arc::new(Mutex::new(Some(input))),
             status: None,
-            deaf: CancellationToken::new(),
-            until: None,
-            junk: 0,
+            input_closed: CancellationToken::new(),
+            drain_deadline: None,
+            malformed: 0,
             max_message,
             grace: settings.close_grace,
             closed: false,
-            ended,
+            end_reason,
         })
     }
 
-    /// The next line, until the output or the process ends. All state is in `self`, so the future may be dropped.
+    /// The next line; `None` when the output or the process has ended. All state is in `self`, so the future may be dropped.
     async fn line(&mut self) -> Option<Result<Bytes, AnyDelimiterCodecError>> {
-        let until = match self.until {
+        let until = match self.drain_deadline {
             Some(until) => until,
             None => {
                 tokio::select! {
                     biased;
                     line = self.lines.next() => if line.is_some() { return line },
                     status = self.child.wait() => self.status = status.ok(),
-                    () = self.deaf.cancelled() => {}
+                    () = self.input_closed.cancelled() => {}
                 }
-                *self.until.insert(Instant::now() + LAST_WORDS)
+                *self.drain_deadline.insert(Instant::now() + DRAIN_TIMEOUT)
             }
         };
         if let Ok(Some(line)) = timeout_at(until, self.lines.next()).await {
@@ -113,13 +114,13 @@ impl Process {
         None
     }
 
-    /// Gives up a server that does not keep to the protocol: a graceful end would let it go on.
+    /// Kills a server that breaks the protocol. Closing gracefully would let it go on.
     fn give_up(&mut self, reason: String) {
-        self.ended.record(reason);
+        self.end_reason.record(reason);
         let _ = self.child.start_kill();
     }
 
-    /// True if it has exited, within the time.
+    /// Waits for the process to exit; false if it takes longer than `within`.
     async fn exited(&mut self, within: Duration) -> bool {
         timeout(within, self.child.wait()).await.is_ok()
     }
@@ -132,7 +133,7 @@ impl Transport<RoleClient> for Process {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        let (input, deaf) = (self.input.clone(), self.deaf.clone());
+        let (input, input_closed) = (self.input.clone(), self.input_closed.clone());
         async move {
             let mut line = serde_json::to_vec(&message)?;
             line.push(b'\n');
@@ -140,25 +141,25 @@ impl Transport<RoleClient> for Process {
             let Some(input) = input.as_mut() else {
                 return Err(io::Error::new(io::ErrorKind::NotConnected, "the connection is closed"));
             };
-            // The reading side knows better why it cannot be written: it ends the connection, and so this request.
+            // No error here: `receive` knows better why writing failed. It ends the connection and so this request.
             if input.write_all(&line).await.is_err() || input.flush().await.is_err() {
-                deaf.cancel();
+                input_closed.cancel();
             }
             Ok(())
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
-        // May be dropped at any await and called again: all state is in `self`.
+        // The future may be dropped at any await and made again: all state is in `self`.
         loop {
             match self.line().await {
                 Some(Ok(line)) if line.trim_ascii().is_empty() => {}
                 Some(Ok(line)) => match parse(&line) {
                     Some(message) => return Some(message),
                     None => {
-                        self.junk += 1;
-                        if self.junk > MAX_JUNK {
-                            self.give_up(format!("it wrote over {MAX_JUNK} lines that are not MCP messages"));
+                        self.malformed += 1;
+                        if self.malformed > MAX_MALFORMED {
+                            self.give_up(format!("it wrote over {MAX_MALFORMED} lines that are not MCP messages"));
                             return None;
                         }
                     }
@@ -174,10 +175,10 @@ impl Transport<RoleClient> for Process {
                 None => {
                     let reason = match self.status {
                         Some(status) => format!("its process ended ({status})"),
-                        None if self.deaf.is_cancelled() => "its process closed its input".to_owned(),
+                        None if self.input_closed.is_cancelled() => "its process closed its input".to_owned(),
                         None => "its process closed its output".to_owned(),
                     };
-                    self.ended.record(reason);
+                    self.end_reason.record(reason);
                     return None;
                 }
             }
@@ -188,8 +189,8 @@ impl Transport<RoleClient> for Process {
         if self.closed {
             return Ok(());
         }
-        self.ended.record("it was closed");
-        // A send that is stuck in a full pipe holds the lock; then only signals help.
+        self.end_reason.record("it was closed");
+        // A send that waits for room in a full pipe holds the lock; then only signals end the process.
         if let Ok(mut input) = self.input.try_lock() {
             input.take();
         }
@@ -197,7 +198,7 @@ impl Transport<RoleClient> for Process {
             let _ = self.child.signal(SIGTERM);
             self.exited(self.grace).await;
         }
-        // The whole group, also what a server that ended by itself has left behind. It is an error if nothing is left.
+        // Kills the whole group, which includes children that a server has left behind. It fails if no process is left.
         let _ = self.child.start_kill();
         self.closed = true;
         self.exited(self.grace).await;

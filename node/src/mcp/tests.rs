@@ -1,4 +1,5 @@
-//! Behaviour against real peers: HTTP servers in the process, and shell scripts as stdio servers.
+//! Tests against real servers: HTTP servers in this process, and shell scripts as stdio servers.
+
 mod http;
 mod peer;
 mod sse;
@@ -9,7 +10,14 @@ use secrecy::SecretString;
 use std::sync::Arc;
 use std::time::Instant;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+impl Mcp {
+    /// How many connections are live.
+    fn live(&self) -> usize {
+        self.inner.pool.live()
+    }
+}
+
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn settings() -> Settings {
     Settings { environment: vec![("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into())], ..Settings::default() }
@@ -31,7 +39,7 @@ fn raw(text: &str) -> Raw {
     engine::json::parse(text).unwrap()
 }
 
-/// Calls with that input and returns the answer's JSON.
+/// Calls a tool with this input and returns the answer's JSON.
 async fn ok(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str, input: &str) -> serde_json::Value {
     match mcp.call(session, server, tool, &raw(input), None).await {
         CallOutcome::Ok { result, .. } => serde_json::from_str(result.get()).unwrap(),
@@ -51,7 +59,7 @@ async fn failure(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &st
     }
 }
 
-/// Waits for a condition; the last state is in the failure.
+/// Waits until the state fulfils a condition; on failure the message shows the last state.
 async fn eventually<T: std::fmt::Debug>(what: &str, mut state: impl FnMut() -> T, holds: impl Fn(&T) -> bool) {
     let start = Instant::now();
     loop {
@@ -59,7 +67,7 @@ async fn eventually<T: std::fmt::Debug>(what: &str, mut state: impl FnMut() -> T
         if holds(&last) {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "{what} did not come about; the last state is {last:?}");
+        assert!(start.elapsed() < TIMEOUT, "{what} did not come about; the last state is {last:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The admin API over HTTP.
+//! The HTTP client of the admin API: finds the key, reads lists page by page, and turns errors into advice.
 
 use super::super::Failure;
 use crate::admin::key::read_secret;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const URL: &str = "http://127.0.0.1:8081";
-/// Where keys are looked for at last: what `baesrv dev` and `baesrv serve` leave here.
+/// Where the key is looked for last: the files that `baesrv dev` and `baesrv serve` write in the current folder.
 const KEY_FILES: [&str; 2] = [".bae/admin.key", "admin.key"];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which server, and how to be let in.
+/// Which server is called, and with which key.
 #[derive(clap::Args)]
 pub(super) struct Connection {
     /// The admin port [BAE_ADMIN_URL; default http://127.0.0.1:8081]
@@ -32,13 +32,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// None if there is none anywhere: the server may not ask for one.
+    /// The key from the flags, the environment or the usual files. Having none is no error, because the server may run with
+    /// authentication switched off.
     fn key(&self, environment: &dyn Environment) -> Result<Option<SecretString>, Usage> {
         if let Some(key) = &self.admin_key {
             return Ok(Some(key.clone()));
         }
         let set = |name| environment.get(name).filter(|text| !text.is_empty());
-        // A file on the command line is meant more than a variable.
+        // A file that is named on the command line wins over the variable.
         if self.admin_key_file.is_none()
             && let Some(key) = set("BAE_ADMIN_KEY")
         {
@@ -63,14 +64,14 @@ impl Connection {
     }
 }
 
-/// A connection to an admin port.
+/// The client of one admin port.
 pub(super) struct Client {
     http: reqwest::Client,
     url: String,
     key: Option<HeaderValue>,
 }
 
-/// A page of any list. Items stay as the server wrote them.
+/// A page of a list. Its items stay as the server wrote them.
 #[derive(Deserialize)]
 struct Page {
     items: Vec<Box<RawValue>>,
@@ -85,7 +86,7 @@ struct Problem {
 }
 
 impl Client {
-    pub fn new(connection: Connection, environment: &dyn Environment) -> Result<Self, Failure> {
+    pub(crate) fn new(connection: Connection, environment: &dyn Environment) -> Result<Self, Failure> {
         let set = || environment.get("BAE_ADMIN_URL").filter(|text| !text.is_empty());
         let url = connection.url.clone().or_else(set).unwrap_or_else(|| URL.to_owned());
         let parsed = reqwest::Url::parse(&url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
@@ -100,7 +101,7 @@ impl Client {
             Ok::<_, Usage>(value)
         };
         let mut http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(TIMEOUT);
-        // A proxy for the world outside has no business between this machine and itself.
+        // A proxy of the environment is for other hosts: it could not reach this machine's loopback address.
         if matches!(parsed.host_str(), Some("localhost" | "127.0.0.1" | "[::1]")) {
             http = http.no_proxy();
         }
@@ -110,12 +111,12 @@ impl Client {
         Ok(Self { http, url, key: key.map(header).transpose()? })
     }
 
-    pub async fn get(&self, path: &str) -> Result<Box<RawValue>, Failure> {
+    pub(crate) async fn get(&self, path: &str) -> Result<Box<RawValue>, Failure> {
         self.send("GET", path, None).await
     }
 
     /// Every item of a list, page by page.
-    pub async fn all(&self, path: &str) -> Result<Vec<Box<RawValue>>, Failure> {
+    pub(crate) async fn all(&self, path: &str) -> Result<Vec<Box<RawValue>>, Failure> {
         let joined = if path.contains('?') { '&' } else { '?' };
         let (mut items, mut cursor) = (Vec::new(), String::new());
         loop {
@@ -129,8 +130,8 @@ impl Client {
         }
     }
 
-    /// A call; `null` for an answer without a body.
-    pub async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Box<RawValue>, Failure> {
+    /// Makes a request and returns the answer's JSON, `null` if it has no body.
+    pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Box<RawValue>, Failure> {
         let method = reqwest::Method::try_from(method).map_err(|error| Failure::Runtime(error.to_string()))?;
         let mut request = self.http.request(method, format!("{}/admin/v1/{path}", self.url));
         if let Some(key) = &self.key {
@@ -185,7 +186,7 @@ impl Client {
     }
 }
 
-/// A text of the server on one line of a terminal.
+/// A text from the server without line breaks and control characters.
 fn output_line(text: &str) -> String {
-    super::output::harmless(text)
+    super::output::without_controls(text)
 }

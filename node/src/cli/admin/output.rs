@@ -1,25 +1,25 @@
-//! Answers as tables and as JSON.
+//! Formats answers as tables and as JSON.
 
 use comfy_table::{Cell, Table, presets};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Characters of a cell at most: what is longer is for `--json`.
-const CELL: usize = 100;
+/// The most characters that a cell shows; `--json` shows everything.
+const MAX_CELL: usize = 100;
 
-/// A column: its heading, and the field that it shows.
+/// A column of a table: its heading, and the field of each item that it shows.
 pub(super) struct Column {
     heading: &'static str,
     field: &'static str,
 }
 
 impl Column {
-    pub const fn new(heading: &'static str, field: &'static str) -> Self {
+    pub(crate) const fn new(heading: &'static str, field: &'static str) -> Self {
         Self { heading, field }
     }
 }
 
-/// For people.
+/// A table for people.
 pub(super) fn table(columns: &[Column], items: &[Box<RawValue>]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -32,30 +32,30 @@ pub(super) fn table(columns: &[Column], items: &[Box<RawValue>]) -> String {
     lines.collect()
 }
 
-/// For programs: a list as the API shows it, all its pages in one, every item as it came.
+/// A list in the form of the API with all pages in one, for programs. Every item stays as the server wrote it.
 pub(super) fn json_items(items: &[Box<RawValue>]) -> String {
     let items: Vec<&str> = items.iter().map(|item| item.get()).collect();
     format!("{{\"items\":[{}],\"next_cursor\":null}}\n", items.join(","))
 }
 
-/// JSON on several lines.
+/// JSON with line breaks and indentation.
 pub(super) fn pretty(json: &RawValue) -> String {
     let mut text = serde_json::to_string_pretty(&value(json)).unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// What a JSON text holds.
+/// Parses an answer; text that is not JSON counts as `null`.
 pub(super) fn value(json: &RawValue) -> Value {
     serde_json::from_str(json.get()).unwrap_or_default()
 }
 
-/// A text field of an answer.
+/// A text field of an answer, empty if there is none.
 pub(super) fn field(json: &RawValue, name: &str) -> String {
     value(json)[name].as_str().unwrap_or_default().to_owned()
 }
 
-/// A list of names, without the blank ones that stand for none.
+/// A JSON list of names. Blank names are left out, so that a flag without a value gives an empty list.
 pub(super) fn list(names: Vec<String>) -> Value {
     names.into_iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
 }
@@ -63,19 +63,20 @@ pub(super) fn list(names: Vec<String>) -> Value {
 fn cell(value: &Value) -> String {
     let text = match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => harmless(text),
+        Value::String(text) => without_controls(text),
         Value::Array(items) if items.is_empty() => "-".to_owned(),
         Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(", "),
-        Value::Bool(_) | Value::Number(_) | Value::Object(_) => harmless(&value.to_string()),
+        Value::Bool(_) | Value::Number(_) | Value::Object(_) => without_controls(&value.to_string()),
     };
-    match text.char_indices().nth(CELL) {
+    match text.char_indices().nth(MAX_CELL) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
 }
 
-/// A text that cannot steer the terminal: clients and models have a say in what is shown.
-pub(super) fn harmless(text: &str) -> String {
+/// A text without control characters. Clients and models write some of the texts that are shown, and must not be able to
+/// control the administrator's terminal.
+pub(super) fn without_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
@@ -101,7 +102,7 @@ mod tests {
             "nothing steers the terminal"
         );
         let long = raw(&format!(r#"{{"id":"{}"}}"#, "ä".repeat(300)));
-        assert!(table(&COLUMNS, &[long]).contains(&format!("{}…", "ä".repeat(CELL))));
+        assert!(table(&COLUMNS, &[long]).contains(&format!("{}…", "ä".repeat(MAX_CELL))));
     }
 
     #[test]

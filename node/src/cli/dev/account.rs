@@ -1,7 +1,7 @@
-//! The profile and the client key of `baesrv dev`, made once.
+//! The profile and the client key of `baesrv dev`. The first start creates them; later starts use them again.
 
 use super::super::Failure;
-use super::MODELS;
+use super::OWN_PROVIDERS;
 use crate::admin::key::{read_secret, write_secret};
 use crate::secret::{Kind, digest, visible_prefix};
 use coordinator::accounts::{Accounts, Profile, ProfileFields};
@@ -9,10 +9,10 @@ use engine::ids::ProfileId;
 use secrecy::{ExposeSecret, SecretString};
 use std::path::Path;
 
-/// The profile's and the key's name.
+/// The name of the profile and of the key.
 const NAME: &str = "dev";
 
-/// The client tools that the profile allows: those of `baesrv chat`, and names that examples use.
+/// The client tools that the profile allows: those of `baesrv chat`, and names that are common in examples.
 const TOOLS: [&str; 10] = [
     "get_current_time",
     "ask_user",
@@ -26,7 +26,8 @@ const TOOLS: [&str; 10] = [
     "local_subagent_status",
 ];
 
-/// The client key in the file, which opens sessions of the profile with this provider. Both are made if they are missing.
+/// Returns the client key in the file, after making sure that the profile exists and asks this provider. A key that is missing
+/// or that this database does not know is replaced.
 pub(super) async fn prepare(
     accounts: &Accounts,
     file: &Path,
@@ -62,9 +63,9 @@ async fn profile(accounts: &Accounts, provider: &str, mcp_servers: Vec<String>) 
         };
         return Ok(accounts.create_profile(fields).await?.id);
     };
-    // What somebody has changed since stays; only what an earlier start chose follows this one.
+    // An administrator's changes stay: the provider is replaced only if an earlier start has chosen it.
     let mut fields = found.fields.clone();
-    if MODELS.contains(&fields.primary_provider.as_str()) {
+    if OWN_PROVIDERS.contains(&fields.primary_provider.as_str()) {
         provider.clone_into(&mut fields.primary_provider);
     }
     for server in mcp_servers {

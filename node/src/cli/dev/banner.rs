@@ -1,4 +1,4 @@
-//! What `baesrv dev` says when it is ready: where it is, and lines to paste.
+//! The text that `baesrv dev` prints when it is ready: addresses, keys, and commands to paste.
 
 use super::super::Failure;
 use super::{ADDR, DATA};
@@ -8,14 +8,14 @@ use secrecy::{ExposeSecret, SecretString};
 use std::net::SocketAddr;
 use std::path::Path;
 
-/// Where the ports really are.
+/// The addresses at which the two ports can be reached.
 pub(super) struct Addresses {
-    pub client: SocketAddr,
-    pub admin: SocketAddr,
+    pub(crate) client: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 impl Addresses {
-    pub fn of(ports: &Ports) -> Result<Self, Failure> {
+    pub(crate) fn of(ports: &Ports) -> Result<Self, Failure> {
         let refuse = |error| Failure::Runtime(format!("cannot tell a port's address: {error}"));
         Ok(Self {
             client: reachable(ports.client.local_addr().map_err(refuse)?),
@@ -24,7 +24,7 @@ impl Addresses {
     }
 }
 
-/// The address to call from this machine.
+/// The address at which this machine can call: loopback if the port is bound to all addresses.
 fn reachable(mut addr: SocketAddr) -> SocketAddr {
     if addr.ip().is_unspecified() {
         addr.set_ip([127, 0, 0, 1].into());
@@ -32,36 +32,37 @@ fn reachable(mut addr: SocketAddr) -> SocketAddr {
     addr
 }
 
-/// What there is to tell.
-pub(super) struct Scene<'a> {
-    pub addresses: Addresses,
-    pub data: &'a Path,
-    pub admin_key: &'a AdminKey,
-    /// The vendor's model; none for the built-in one.
-    pub model: Option<&'a str>,
-    pub client_key: &'a SecretString,
-    pub program: &'a str,
+/// What the text is made of.
+pub(super) struct Banner<'a> {
+    pub(crate) addresses: Addresses,
+    pub(crate) data: &'a Path,
+    pub(crate) admin_key: &'a AdminKey,
+    /// The vendor's model; none for the demo model.
+    pub(crate) model: Option<&'a str>,
+    pub(crate) client_key: &'a SecretString,
+    pub(crate) program: &'a str,
 }
 
-pub(super) fn text(scene: &Scene<'_>) -> String {
-    let Scene { addresses, data, admin_key, model, client_key, program } = scene;
-    let url = format!("http://{}", addresses.client);
-    let admin = format!("http://{}", addresses.admin);
-    let key = client_key.expose_secret();
-    let data = data.display();
-    let model = match model {
-        Some(model) => (*model).to_owned(),
-        None => "demo, built in (set ANTHROPIC_API_KEY or OPENAI_API_KEY for a real one)".to_owned(),
-    };
-    let admin_key = match admin_key {
-        AdminKey::Supplied(_) => "BAE_ADMIN_KEY".to_owned(),
-        AdminKey::Made | AdminKey::Rotated => format!("{data}/admin.key"),
-    };
-    let usual = addresses.client.to_string() == ADDR && data.to_string() == DATA;
-    let chat = if usual { format!("{program} chat") } else { format!("{program} chat --url {url} --key {key}") };
-    let curl = curl(&url, key);
-    format!(
-        "baesrv dev is ready\n\n  \
+impl Banner<'_> {
+    pub(crate) fn text(&self) -> String {
+        let Banner { addresses, data, admin_key, model, client_key, program } = self;
+        let url = format!("http://{}", addresses.client);
+        let admin = format!("http://{}", addresses.admin);
+        let key = client_key.expose_secret();
+        let data = data.display();
+        let model = match model {
+            Some(model) => (*model).to_owned(),
+            None => "demo, built in (set ANTHROPIC_API_KEY or OPENAI_API_KEY for a real one)".to_owned(),
+        };
+        let admin_key = match admin_key {
+            AdminKey::Supplied(_) => "BAE_ADMIN_KEY".to_owned(),
+            AdminKey::Made | AdminKey::Rotated => format!("{data}/admin.key"),
+        };
+        let usual = addresses.client.to_string() == ADDR && data.to_string() == DATA;
+        let chat = if usual { format!("{program} chat") } else { format!("{program} chat --url {url} --key {key}") };
+        let curl = curl(&url, key);
+        format!(
+            "baesrv dev is ready\n\n  \
          client API  {url}\n  \
          admin API   {admin}  (key in {admin_key})\n  \
          client key  {key}  (also in {data}/client.key)\n  \
@@ -69,10 +70,11 @@ pub(super) fn text(scene: &Scene<'_>) -> String {
          Talk to it in another terminal:\n\n  {chat}\n\n\
          Or with curl, a session and a turn in one line:\n\n  {curl}\n\n\
          Ctrl-C stops it; the next start goes on where this one ended.\n"
-    )
+        )
+    }
 }
 
-/// Opens a session, registers as its driver, sends a message.
+/// A shell command that creates a session, registers as its driver and sends a message.
 fn curl(url: &str, key: &str) -> String {
     let register = r#"{"jsonrpc":"2.0","id":1,"method":"session.registerDriver"}"#;
     let send = concat!(
@@ -90,19 +92,19 @@ fn curl(url: &str, key: &str) -> String {
 mod tests {
     use super::*;
 
-    fn scene<'a>(client: &str, data: &'a str, model: Option<&'a str>, client_key: &'a SecretString) -> String {
+    fn banner<'a>(client: &str, data: &'a str, model: Option<&'a str>, client_key: &'a SecretString) -> String {
         let addresses =
             Addresses { client: reachable(client.parse().unwrap()), admin: "127.0.0.1:8081".parse().unwrap() };
         let data = Path::new(data);
-        text(&Scene { addresses, data, admin_key: &AdminKey::Made, model, client_key, program: "baesrv" })
+        Banner { addresses, data, admin_key: &AdminKey::Made, model, client_key, program: "baesrv" }.text()
     }
 
     #[test]
     fn the_lines_fit_where_it_runs() {
         let key = "bae_1234".to_owned().into();
-        let usual = scene(ADDR, DATA, None, &key);
+        let usual = banner(ADDR, DATA, None, &key);
         assert!(usual.contains("\n  baesrv chat\n") && usual.contains("demo, built in"), "{usual}");
-        let other = scene("0.0.0.0:9000", "/data", Some("m"), &key);
+        let other = banner("0.0.0.0:9000", "/data", Some("m"), &key);
         for part in [
             "client API  http://127.0.0.1:9000\n",
             "(key in /data/admin.key)",

@@ -33,17 +33,17 @@ struct Node {
 
 /// What all nodes share.
 pub(super) struct Cluster<'a> {
-    pub config: &'a Config,
-    pub services: &'a Services,
-    pub data: &'a Path,
+    pub(crate) config: &'a Config,
+    pub(crate) services: &'a Services,
+    pub(crate) data: &'a Path,
     /// The configuration file that was given.
-    pub file: Option<&'a str>,
+    pub(crate) file: Option<&'a str>,
 }
 
 impl Cluster<'_> {
     /// Starts the nodes behind the ports, prints `banner`, and runs until the stop; then it stops the nodes and waits for
     /// them. They know `provider` in addition to those in the configuration file.
-    pub async fn run(
+    pub(crate) async fn run(
         &self,
         count: u8,
         provider: Option<&Provider>,

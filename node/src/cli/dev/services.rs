@@ -18,8 +18,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The servers that a cluster needs. Those that were started here are killed when this is dropped.
 pub(super) struct Services {
-    pub redis_url: SecretString,
-    pub database_url: SecretString,
+    pub(crate) redis_url: SecretString,
+    pub(crate) database_url: SecretString,
     _started: Vec<Child>,
 }
 
