@@ -251,7 +251,7 @@ impl Lease {
         }
     }
 
-    /// Whether an external act may begin under this epoch (architecture, section 5).
+    /// Whether an external act may begin under this epoch (ARCHITECTURE.md, "One node and several").
     pub async fn may_act(&self, epoch: i64) -> bool {
         match &self.cluster {
             Cluster::Local(_) => true,

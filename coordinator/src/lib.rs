@@ -13,7 +13,7 @@ pub mod log;
 pub use db::{Db, PostgresSettings};
 pub use error::Error;
 
-/// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (companion 1.1).
+/// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (docs/api.md 1.1).
 pub fn fresh_id() -> [u8; 16] {
     uuid::Uuid::now_v7().into_bytes()
 }

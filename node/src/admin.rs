@@ -1,4 +1,4 @@
-//! The admin port: profiles, client keys, sessions, and what the node was configured with (companion 10).
+//! The admin port: profiles, client keys, sessions, and what the node was configured with (docs/api.md 10).
 //!
 //! Every request is authenticated first, whatever its path, except the one for the OpenAPI document. No answer holds a secret,
 //! except the one that shows a new client key. `lifecycle` serves the router, and the command line prepares the admin key.

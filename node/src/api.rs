@@ -1,4 +1,4 @@
-//! The client port (client API): REST for management, JSON-RPC over NDJSON for the live session.
+//! The client port (docs/api.md 12 and 13): REST for management, JSON-RPC over NDJSON for the live session.
 //!
 //! Every handler authenticates before it reads a body, and the handlers of a session accept only a session key of that session.
 //! `lifecycle` serves the router; nothing else calls into this module.

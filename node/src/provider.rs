@@ -1,6 +1,6 @@
 //! Calls model providers over HTTP: sends the request that the engine has built and returns the answer for it.
 //!
-//! Transient failures are retried inside the attempt (companion 5.4), within the time of the configured entry. API keys are
+//! Transient failures are retried inside the attempt (docs/api.md 5.4), within the time of the configured entry. API keys are
 //! resolved just before the request and are in no error. Redirects are not followed, so that a key goes to the configured
 //! host only.
 

@@ -35,7 +35,7 @@ pub enum Rule {
     Asked,
     /// Nothing follows `session.close`, and an idle session has no open call.
     End,
-    /// A call is answered in time, with what the contract has for it; a session comes to rest; a node recovers.
+    /// A call is answered in time, with what the API has for it; a session comes to rest; a node recovers.
     Answered,
 }
 

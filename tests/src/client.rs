@@ -36,7 +36,7 @@ impl Reply {
         self
     }
 
-    /// Fails unless this is a problem document of that status, whose type the contract does not name.
+    /// Fails unless this is a problem document of that status, whose type the API does not name.
     pub fn problem_of(&self, status: u16) {
         let body = self.json();
         assert_eq!((self.status, body["status"].as_u64()), (status, Some(status.into())), "{}", self.body);

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// Fails unless `events`, a log from its beginning, is one that the contract allows.
+/// Fails unless `events`, a log from its beginning, is one that the API allows.
 pub fn check(events: &[Value]) {
     let mut ids = HashSet::new();
     let mut request: Option<&Value> = None;

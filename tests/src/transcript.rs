@@ -1,6 +1,6 @@
 //! Transcripts of what went over the wire, for snapshots.
 //!
-//! Ids, secrets and times are replaced by labels, but only where their shape is exactly the contract's, so a wrong
+//! Ids, secrets and times are replaced by labels, but only where their shape is exactly the API's, so a wrong
 //! shape shows up in the snapshot; equal values get equal labels, so identity is checked too. Objects are printed with
 //! sorted keys (their order is not promised), scalars right behind their key (`"code":-32000`), long values broken over lines.
 
@@ -128,7 +128,7 @@ impl Transcript {
         self.text
     }
 
-    /// An event notification of exactly the contract's shape takes two lines: `event TYPE [id] [key] [session]` and its
+    /// An event notification of exactly the API's shape takes two lines: `event TYPE [id] [key] [session]` and its
     /// payload. Any other frame is printed whole.
     fn frame(&mut self, frame: &Value) {
         let redacted = self.redact_value(frame);

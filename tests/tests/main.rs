@@ -1,4 +1,4 @@
-//! Black-box tests of `baesrv`: every expectation comes from the API's contract, every observation from the wire, the log,
+//! Black-box tests of `baesrv`: every expectation comes from docs/api.md, every observation from the wire, the log,
 //! or the database file.
 //!
 //! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the middle;

@@ -1,7 +1,7 @@
 //! The turn queue of one session: who waits, in which order, and who goes next.
 //!
 //! Pure. Claiming and leaving exclude each other because whoever holds the queue does one at a time: a call is either
-//! dropped, then it never starts, or claimed, then it runs to its end whoever still listens (companion 3.3).
+//! dropped, then it never starts, or claimed, then it runs to its end whoever still listens (docs/api.md 3.3).
 
 use engine::gate::Pause;
 use engine::ids::{CallId, KeyId};

@@ -146,7 +146,7 @@ impl Log {
             .await
     }
 
-    /// The first step of closing: from here on nothing starts and the old owner is fenced off (architecture, I9).
+    /// The first step of closing: from here on nothing starts and the old owner is fenced off (ARCHITECTURE.md, I9).
     ///
     /// # Errors
     /// `NotOpen` when it is closed, closing or failed already.

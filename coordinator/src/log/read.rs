@@ -147,7 +147,7 @@ impl Log {
     }
 
     /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference is
-    /// broken (companion 4.1).
+    /// broken (docs/api.md 4.1).
     ///
     /// # Errors
     /// The database's.

@@ -1,4 +1,4 @@
-//! Events of a session's log: the closed set of types (companion 6), what is appended, what is read back.
+//! Events of a session's log: the closed set of types (docs/api.md 6), what is appended, what is read back.
 
 use crate::ids::{CallId, EventId, KeyId, SessionId};
 use crate::json::{Raw, encode};
@@ -16,7 +16,7 @@ macro_rules! event_types {
         pub enum EventType { $($name,)* }
 
         impl EventType {
-            /// Every type, in the order of the contract's table.
+            /// Every type, in the order of the API's table.
             pub const ALL: &'static [EventType] = &[$(EventType::$name,)*];
 
             /// The name on the wire and in the database.
@@ -102,7 +102,7 @@ pub struct NewEvent {
     pub kind: EventType,
     /// What it says.
     pub payload: Payload,
-    /// Whether a client made it: such events are not forwarded live (companion 3.9).
+    /// Whether a client made it: such events are not forwarded live (docs/api.md 3.9).
     pub from_client: bool,
 }
 
@@ -129,7 +129,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// The EventView of the contract as one line of JSON.
+    /// The EventView of the API as one line of JSON.
     pub fn view(&self) -> String {
         let payload = self.event.payload.text();
         let mut text = String::with_capacity(payload.len() + 256);
@@ -143,7 +143,7 @@ impl Event {
     }
 }
 
-/// RFC 3339 UTC with milliseconds (companion 1.3) of Unix milliseconds.
+/// RFC 3339 UTC with milliseconds (docs/api.md 1.3) of Unix milliseconds.
 pub fn timestamp(unix_ms: i64) -> String {
     let time = jiff::Timestamp::from_millisecond(unix_ms).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()

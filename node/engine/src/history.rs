@@ -1,4 +1,4 @@
-//! The model's history (companion 4): what a provider is shown of the session's log.
+//! The model's history (docs/api.md 4): what a provider is shown of the session's log.
 //!
 //! Grows by what happens; each message remembers the event it came from, so that a completed compaction can point at where
 //! history starts anew. What goes upstream is normalised for formats that want a user first and roles alternating.
@@ -9,7 +9,7 @@ use crate::message::{Message, Role};
 use crate::request::Normalized;
 use std::sync::Arc;
 
-/// The fixed text in front of a summary (companion 7.2), and of a history that does not start with a user.
+/// The fixed text in front of a summary (docs/api.md 7.2), and of a history that does not start with a user.
 pub const PREAMBLE: &str = "The earlier part of this conversation was compacted. A summary follows.";
 
 /// The messages so far.
@@ -57,7 +57,7 @@ impl History {
     }
 }
 
-/// Starts with `user` and alternates, as Anthropic demands (companion 4.3).
+/// Starts with `user` and alternates, as Anthropic demands (docs/api.md 4.3).
 fn normalize(messages: impl Iterator<Item = Message>) -> (Vec<Message>, Option<Normalized>) {
     let mut changes = Normalized::default();
     let mut out: Vec<Message> = Vec::new();

@@ -1,4 +1,4 @@
-//! Identifiers (companion 1.1): a type prefix and 32 lower-case hex digits.
+//! Identifiers (docs/api.md 1.1): a type prefix and 32 lower-case hex digits.
 //!
 //! Each kind is a type of its own, so mixing a session id and a key id does not compile. The 16 bytes are a UUIDv7 made
 //! by whoever creates the thing; this crate only parses and prints them.

@@ -1,4 +1,4 @@
-//! JSON that is passed on unchanged (companion 1.4): looked into without being re-encoded.
+//! JSON that is passed on unchanged (docs/api.md 1.4): looked into without being re-encoded.
 //!
 //! Values stay `RawValue` text: key order, number text, escapes and depth survive. Nothing here recurses, so depth cannot
 //! overflow the stack. Everything that enters the product goes through [`read`], because a value with a raw line break in its
@@ -35,7 +35,7 @@ pub fn parse(text: &str) -> Result<Raw, serde_json::Error> {
 }
 
 /// What is wrong with a text, without the place. Inside a body of which the reader sees one field, the place is misleading,
-/// and the contract shows these texts without it.
+/// and the API shows these texts without it.
 pub fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

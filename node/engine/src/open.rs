@@ -1,9 +1,9 @@
-//! The bodies of `POST /sessions` and `POST /sessions/{id}/join`, and their refusals (client API, "Sessions").
+//! The bodies of `POST /sessions` and `POST /sessions/{id}/join`, and their refusals (docs/api.md 12).
 //!
 //! Order of the checks, first failure wins. Reading the body comes right after authentication: JSON at all, then (join) the
 //! `compaction` key, or (open) the `compaction` value, then every other member. [`Declared::check`] comes last, where the
-//! contract has `tool_not_allowed`, after profile and provider; within it, reserved names, then the declarations of subagent
-//! tools, then `allowed_tools`. The contract's list for a join does not place the checks of companion 8.1; standing at its
+//! API has `tool_not_allowed`, after profile and provider; within it, reserved names, then the declarations of subagent
+//! tools, then `allowed_tools`. The API's list for a join does not place the checks of docs/api.md 8.1; standing at its
 //! end they never hide a check that it does list, and a reserved name is told as such even where the profile would not
 //! allow it either. The content type is the HTTP layer's.
 

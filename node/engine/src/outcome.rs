@@ -4,7 +4,7 @@ use crate::ids::EventId;
 use crate::rpc::RpcError;
 use serde::{Deserialize, Serialize};
 
-/// The text of the assistant message that a call ends with when no provider answered (companion 5.5).
+/// The text of the assistant message that a call ends with when no provider answered (docs/api.md 5.5).
 pub const UNAVAILABLE: &str =
     "The model provider is unavailable. This session has ended in an error; its events say why.";
 

@@ -1,4 +1,4 @@
-//! The params of the methods (client API, per method): parsed once the checks that come before them have passed.
+//! The params of the methods (docs/api.md 13): parsed once the checks that come before them have passed.
 
 use crate::ids::{EventId, SubagentId};
 use crate::json::{self, Object, Raw};
@@ -126,7 +126,7 @@ pub struct Subscribe {
     /// Replay what came after this event.
     #[serde(default)]
     pub since_event_id: Option<EventId>,
-    /// Whether clients' own events are forwarded live; the deployment's default when missing (companion 3.9).
+    /// Whether clients' own events are forwarded live; the deployment's default when missing (docs/api.md 3.9).
     #[serde(default)]
     pub include_client_events: Option<bool>,
 }
@@ -216,7 +216,7 @@ pub struct LocalSandbox {
     /// What went wrong.
     #[serde(default)]
     pub detail: Option<String>,
-    /// The client ran it on its own host (companion 9.5).
+    /// The client ran it on its own host (docs/api.md 9.5).
     #[serde(default)]
     pub unsandboxed: bool,
 }

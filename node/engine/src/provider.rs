@@ -1,6 +1,6 @@
 //! Both provider wire formats: what is sent for a request, what an answer means.
 //!
-//! The model's side of the product speaks Anthropic's blocks; OpenAI kinds are translated to and fro (companion 5.1). Blocks
+//! The model's side of the product speaks Anthropic's blocks; OpenAI kinds are translated to and fro (docs/api.md 5.1). Blocks
 //! pass through verbatim. An answer is checked before any of it is acted on, because a tool use without a usable id or
 //! input could never be paired with its result (F14). What is wrong with an answer is said without quoting it: the text
 //! ends up in events and logs.
@@ -83,7 +83,7 @@ pub struct Entry {
     pub max_tokens: u32,
 }
 
-/// Tokens of one answer (companion 5.6).
+/// Tokens of one answer (docs/api.md 5.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Input, cache reads and cache creation included.

@@ -1,7 +1,7 @@
 //! A provider request as the log holds it: whole for readers, linear on disk.
 //!
 //! Every request repeats the conversation, so the log stores what is new in each and refers to the request before it for
-//! the rest (companion 4.5); readers always get the full payload (4.4). A reference never leaves its session.
+//! the rest (docs/api.md 4.5); readers always get the full payload (4.4). A reference never leaves its session.
 
 use crate::json::{self, Raw};
 use crate::message::{Message, Role};
@@ -20,7 +20,7 @@ pub enum Kind {
     Fallback,
 }
 
-/// How history was changed so that the provider accepts it (companion 4.3).
+/// How history was changed so that the provider accepts it (docs/api.md 4.3).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Normalized {
     /// A user message was put in front.

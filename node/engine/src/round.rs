@@ -1,6 +1,6 @@
 //! One round of tool uses: what the model asked for in one answer, where each goes, what came back.
 //!
-//! Also the merge of a continuation (client API, "Server-side merge"; companion 3.6): one result per tool use, in the order
+//! Also the merge of a continuation (docs/api.md 3.6): one result per tool use, in the order
 //! of the uses, the server's own first-class.
 
 use crate::history::{blocks, strip};
@@ -11,7 +11,7 @@ use crate::params::SendMessage;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What an unanswered client tool use is answered with when its pause is given up (companion 3.5).
+/// What an unanswered client tool use is answered with when its pause is given up (docs/api.md 3.5).
 pub const ABANDONED: &str = "Client tool call was abandoned before returning a result.";
 
 /// Who runs a tool.
@@ -239,7 +239,7 @@ fn abandoned(u: &Use) -> ToolResult {
     }
 }
 
-/// Payload of the `tool.result` of a block a client sent: the block, plus the event's fields (companion 6).
+/// Payload of the `tool.result` of a block a client sent: the block, plus the event's fields (docs/api.md 6).
 fn client_payload(block: &Raw) -> Raw {
     let Some(members) = Object::parse(block) else { return Arc::clone(block) };
     let (client, null, no, empty) =

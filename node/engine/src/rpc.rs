@@ -1,11 +1,11 @@
-//! The JSON-RPC envelope of `POST …/rpc` (companion 2) and its frames.
+//! The JSON-RPC envelope of `POST …/rpc` (docs/api.md 2) and its frames.
 
 use crate::json::{self, Object, Raw};
 use serde_json::value::RawValue;
 
 macro_rules! methods {
     ($($name:ident = $text:literal,)*) => {
-        /// The twelve methods of the contract.
+        /// The twelve methods of the API.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum Method { $($name,)* }
@@ -57,7 +57,7 @@ const TURN_IN_PROGRESS: i32 = -32020;
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct RpcError {
-    /// The code of the contract.
+    /// The code of the API.
     pub code: i32,
     /// The exact message.
     pub message: String,
@@ -196,7 +196,7 @@ pub struct Malformed {
 /// Reads a body.
 ///
 /// # Errors
-/// `-32700` and `-32600` as companion 2.1 says.
+/// `-32700` and `-32600` as docs/api.md 2.1 says.
 pub fn parse(body: &[u8]) -> Result<Envelope, Malformed> {
     let null = || json::encode(&());
     let malformed = |id: Raw, code: i32, message: &str| Malformed { id, error: RpcError::new(code, message) };
@@ -238,7 +238,7 @@ pub fn error(id: &RawValue, error: &RpcError) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{}}}\n", error.object())
 }
 
-/// An error that ends a stream without being a call's answer (`lagged`, companion 2.5).
+/// An error that ends a stream without being a call's answer (`lagged`, docs/api.md 2.5).
 pub fn ended(error: &RpcError) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"error\":{}}}\n", error.object())
 }

@@ -1,4 +1,4 @@
-//! Remote subagents, as far as they are decisions: what a call launches, and the texts the model gets (companion 8.2 to 8.6).
+//! Remote subagents, as far as they are decisions: what a call launches, and the texts the model gets (docs/api.md 8.2 to 8.6).
 //!
 //! A call that fails a check is answered with an error `tool_result` and launches nothing. The texts never repeat the prompt.
 
@@ -39,7 +39,7 @@ pub struct Room<'a> {
     pub max: usize,
 }
 
-/// Decides a call of a subagent tool (companion 8.2); the error is the text of its result.
+/// Decides a call of a subagent tool (docs/api.md 8.2); the error is the text of its result.
 pub fn launch(input: &RawValue, tool: &SubagentTool, room: Room<'_>) -> Result<Launch, String> {
     let refused = |what: std::fmt::Arguments<'_>| Err(format!("subagent error: {what}"));
     let Some(input) = Object::parse(input) else { return refused(format_args!("the input must be an object")) };
@@ -81,7 +81,7 @@ fn harnesses(tool: &SubagentTool) -> String {
     names
 }
 
-/// The text of a successful launch's result (companion 8.4): JSON, for one text block.
+/// The text of a successful launch's result (docs/api.md 8.4): JSON, for one text block.
 pub fn started(id: SubagentId, launch: &Launch) -> String {
     #[derive(Serialize)]
     struct Started<'a> {
@@ -94,7 +94,7 @@ pub fn started(id: SubagentId, launch: &Launch) -> String {
     json::encode(&started).get().to_owned()
 }
 
-/// The status tool as it is offered while the session tracks a subagent (companion 8.6).
+/// The status tool as it is offered while the session tracks a subagent (docs/api.md 8.6).
 pub fn status_tool() -> Raw {
     let schema = json::built(
         r#"{"type":"object","properties":{"subagent_id":{"type":"string","description":"Report only this subagent. Without it, all are reported."}}}"#

@@ -1,4 +1,4 @@
-//! The tools of one turn: what the model is offered, and where each goes (companion 3.7).
+//! The tools of one turn: what the model is offered, and where each goes (docs/api.md 3.7).
 //!
 //! Only the acting client's declarations and the session's MCP tools are in it. Of several tools with one name the first
 //! counts: the client's own, its sandbox's, its subagents', then MCP's.

@@ -1,6 +1,6 @@
 //! Tool declarations: what a client may declare, what is stored of it, what a model is offered.
 //!
-//! The rules are those of the client API's "open a session" and `session.updateClientTools`, and of companion 8.1. Only the
+//! The rules are those of docs/api.md 12 (opening a session), 13.12 and 8.1. Only the
 //! fields named there survive (D12): nothing unknown is stored or sent upstream, and what is absent stays absent. Schemas
 //! pass verbatim. Declarations belong to one client of a session and never mix with another's.
 
@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use std::collections::HashSet;
 use subagent::SubagentTool;
 
-/// The name of the server's own tool (companion 8.6), which no client may declare.
+/// The name of the server's own tool (docs/api.md 8.6), which no client may declare.
 pub const SUBAGENT_STATUS: &str = "remote_subagent_status";
 
 /// The schema of a tool that was declared without one.
@@ -119,7 +119,7 @@ impl<'a> Tool<'a> {
         }
     }
 
-    /// The tool as a provider request lists it: of a subagent tool, neither image nor commands (companion 8.2).
+    /// The tool as a provider request lists it: of a subagent tool, neither image nor commands (docs/api.md 8.2).
     pub fn offered(self) -> Raw {
         match self {
             Tool::Client(t) => offered(&t.name, t.description.as_deref(), t.input_schema.as_deref()),
@@ -200,7 +200,7 @@ pub fn check_allowed(tools: &[ClientTool], allowed_tools: &[String]) -> Result<(
     }
 }
 
-/// Checks names of tools of any kind (companion 8.1).
+/// Checks names of tools of any kind (docs/api.md 8.1).
 pub fn check_reserved<'a>(mut names: impl Iterator<Item = &'a str>) -> Result<(), Forbidden> {
     if names.any(|name| name == SUBAGENT_STATUS) { Err(Forbidden::Reserved) } else { Ok(()) }
 }

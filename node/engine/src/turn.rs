@@ -32,7 +32,7 @@ use std::time::Duration;
 
 pub use open::Opening;
 
-/// Takeovers after a crash without progress that end a call (architecture, I6).
+/// Takeovers after a crash without progress that end a call (ARCHITECTURE.md, I6).
 pub const MAX_TAKEOVERS: u32 = 5;
 
 /// What decisions need beside the log, passed in as data.
@@ -173,7 +173,7 @@ pub struct Turn {
     chain: Option<Chain>,
     /// Usage sum of the newest answer that is no compaction's.
     usage: Option<u64>,
-    /// Token count of the automatic compaction that failed last, with no success since (companion 7.4).
+    /// Token count of the automatic compaction that failed last, with no success since (docs/api.md 7.4).
     failed_auto: Option<u64>,
     round: Option<Round>,
     call: Option<(Option<CallId>, Call)>,

@@ -1,4 +1,4 @@
-//! Preparing the admin key before a node serves (companion 10.2): it is supplied by the configuration, or made at the first start
+//! Preparing the admin key before a node serves (docs/api.md 10.2): it is supplied by the configuration, or made at the first start
 //! and written to a file that only its owner can read. It is never logged.
 //!
 //! A crash between the commit and the file must not lose a key whose digest the database knows. So the secret is first written

@@ -17,7 +17,7 @@ pub(super) async fn register(caller: &Caller, params: &Raw) -> Answer {
     let mut events = vec![caller.event(EventType::DriverRegister, &json!({}))];
     let images = caller.record().await?.available_sandboxes;
     if !images.is_empty() {
-        // Without a driver no image can ever be started (companion 9.1).
+        // Without a driver no image can ever be started (docs/api.md 9.1).
         let image = |name: &String| json!({"name": name, "status": "error", "detail": NO_SANDBOX_DRIVER});
         let images: Vec<Value> = images.iter().map(image).collect();
         events.push(caller.event(EventType::SandboxAvailable, &json!({"images": images})));

@@ -1,6 +1,6 @@
 //! Following one call: a stream of its events as they happen, then its terminal frame.
 //!
-//! The log is read as fast as the client reads the stream, and the stream always ends with the terminal frame (companion 2.5).
+//! The log is read as fast as the client reads the stream, and the stream always ends with the terminal frame (docs/api.md 2.5).
 //! It makes no difference whether the call came with this request, was joined by its idempotency key, was taken over by another
 //! node, or ended long ago: what the client gets is read from the log.
 
@@ -145,7 +145,7 @@ impl Follow {
         Ok(forwarded.map(|()| (record.id, last, outcome)))
     }
 
-    /// Notifications of the call's events up to that number; those that clients made are not echoed (companion 3.9).
+    /// Notifications of the call's events up to that number; those that clients made are not echoed (docs/api.md 3.9).
     async fn forward(&mut self, call: CallId, last: u64) -> Result<Result<(), RpcError>, Gone> {
         while self.reader.seen() < last {
             let events = match read(&mut self.reader, last).await {

@@ -14,7 +14,7 @@ use engine::rpc::{self, RpcError};
 use std::sync::Arc;
 
 /// A live subscription has fallen behind when more events, or more bytes, than this were committed while its client took no
-/// frame (companion 2.5).
+/// frame (docs/api.md 2.5).
 const LAG: (u64, usize) = (256, 8 << 20);
 
 struct Subscription {

@@ -31,7 +31,7 @@ impl Problem {
         Self { slug, status, detail: detail.into() }
     }
 
-    /// The contractual slug.
+    /// The slug of the API.
     #[cfg(test)]
     pub(crate) fn slug(&self) -> &'static str {
         self.slug

@@ -21,7 +21,7 @@ pub(crate) enum Origin {
 }
 
 /// Drops what a revoked key had: what authentication remembers of it, its queued calls, its streams. On the node of origin
-/// also its pauses count as expired, and a session with no other active key is closed (companion 10).
+/// also its pauses count as expired, and a session with no other active key is closed (docs/api.md 10).
 ///
 /// # Errors
 /// The database's, only on the node of origin.

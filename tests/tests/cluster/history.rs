@@ -187,7 +187,7 @@ async fn five_hundred_turns() {
         if costs.is_some() {
             cost(&cluster).await;
         }
-        // Events are not read: an answer holds all that the provider was sent, by contract.
+        // Events are not read: an answer holds all that the provider was sent, as docs/api.md 13.2 says.
         let mut frames = cluster.at(&session, node).start_send(format!("turn {turn}")).await;
         while frames.line().await.is_some() {}
         if let Some(costs) = costs {

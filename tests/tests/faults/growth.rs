@@ -12,7 +12,7 @@ async fn the_log_grows_linearly() {
     let mut sizes = vec![database.size().await];
     for _ in 0..3 {
         for _ in 0..40 {
-            // Events are not read: a turn's answer holds all it was sent, by contract.
+            // Events are not read: a turn's answer holds all it was sent, as docs/api.md 13.2 says.
             let mut turn = session.start_send(message.as_str()).await;
             turn.until_type("server.message.send").await;
             turn.finish().await;

@@ -154,7 +154,7 @@ async fn a_reader_that_stops() {
     crate::golden::golden("lagged", t);
 }
 
-/// Companion 2.5: only live subscriptions lag; a replay and a call's own stream come at the reader's pace.
+/// docs/api.md 2.5: only live subscriptions lag; a replay and a call's own stream come at the reader's pace.
 #[tokio::test]
 async fn slow_readers_of_logs_do_not_lag() {
     let fixture = Fixture::start().await;

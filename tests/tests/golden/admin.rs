@@ -1,4 +1,4 @@
-//! The admin API (companion 10).
+//! The admin API (docs/api.md 10).
 
 use super::golden;
 use serde_json::{Value, json};

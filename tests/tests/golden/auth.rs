@@ -91,7 +91,7 @@ async fn bodies_over_the_limit() {
     golden("too_large", t);
 }
 
-/// Companion 2.4: 503 when authentication cannot be decided; nothing is cached for longer than a second.
+/// docs/api.md 2.4: 503 when authentication cannot be decided; nothing is cached for longer than a second.
 #[tokio::test]
 async fn the_database_is_away() {
     let fixture = Fixture::start().await;

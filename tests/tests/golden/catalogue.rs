@@ -1,15 +1,15 @@
-//! Every code, slug, message and event type of the contract, each of which some committed transcript must hold.
+//! Every code, slug, message and event type of the API, each of which some committed transcript must hold.
 //!
-//! `client` is the client API reference, numbers are sections of its companion. What needs a live sandbox or subagent
+//! Numbers are sections of docs/api.md; `client` stands for its sections 12 and 13. What needs a live sandbox or subagent
 //! cannot happen with no sandbox driver configured; it is listed as excused, so that the list stays whole, and an
 //! excuse that is no longer needed fails too.
 
 use std::path::Path;
 
-/// What transcripts must hold, and where the contract says so.
+/// What transcripts must hold, and where the API says so.
 const HELD: &[(&str, &[&str])] = &[
     (
-        "client, Errors (REST); companion 2.4, 8.1, 10: problem types",
+        "client, Errors (REST); docs/api.md 2.4, 8.1, 10: problem types",
         &[
             r#""type":"unauthorized""#,
             r#""type":"not_found""#,
@@ -27,7 +27,7 @@ const HELD: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "client and companion 2.4: statuses",
+        "client and docs/api.md 2.4: statuses",
         &[
             "< 200",
             "< 201",
@@ -73,7 +73,7 @@ const HELD: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "client, companion 2.1, 2.5, 3.2: messages of RPC errors",
+        "client, docs/api.md 2.1, 2.5, 3.2: messages of RPC errors",
         &[
             r#""message":"Invalid Request: batch requests are not supported""#,
             r#""message":"Method not found: "#,
@@ -110,7 +110,7 @@ const HELD: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "companion 6: event types",
+        "docs/api.md 6: event types",
         &[
             r#""event_type":"client.message.send""#,
             r#""event_type":"server.message.send""#,
@@ -142,7 +142,7 @@ const HELD: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "companion 6: reasons of session.error",
+        "docs/api.md 6: reasons of session.error",
         &[
             r#""reason":"turn_recovery_failed""#,
             r#""reason":"provider_config""#,
@@ -157,7 +157,7 @@ const HELD: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "companion 6: closed sets in payloads",
+        "docs/api.md 6: closed sets in payloads",
         &[
             r#""reason":"client_close""#,
             r#""reason":"client_key_revoked""#,
@@ -183,7 +183,7 @@ const HELD: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "companion 3.5, 6, 7.2: texts that the model sees",
+        "docs/api.md 3.5, 6, 7.2: texts that the model sees",
         &[
             "Client tool call was abandoned before returning a result.",
             "sandbox error: no remote sandbox is running for tool 'sh'; call session.startRemoteSandbox first",
@@ -191,7 +191,7 @@ const HELD: &[(&str, &[&str])] = &[
             "The earlier part of this conversation was compacted. A summary follows.",
         ],
     ),
-    ("companion 10: masked secrets", &["••••••••"]),
+    ("docs/api.md 10: masked secrets", &["••••••••"]),
     (
         "client: the twelve methods, and every endpoint",
         &[
@@ -275,7 +275,7 @@ fn every_word_of_the_contract_is_in_a_transcript() {
     assert!(needless.is_empty(), "excused, but in a transcript:\n{}", needless.join("\n"));
 }
 
-/// A snapshot whose test is gone would go on vouching for words of the contract.
+/// A snapshot whose test is gone would go on vouching for words of the API.
 #[test]
 fn no_snapshot_is_left_over() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");

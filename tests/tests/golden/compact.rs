@@ -199,7 +199,7 @@ async fn a_refused_write() {
     golden("compact_store_failed", t);
 }
 
-/// Companion 7.3: the attempt runs inside the turn, before its result.
+/// docs/api.md 7.3: the attempt runs inside the turn, before its result.
 #[tokio::test]
 async fn automatic() {
     let fixture = Fixture::start().await;
@@ -233,7 +233,7 @@ async fn automatic() {
     golden("compact_auto", t);
 }
 
-/// Companion 7.4: after a failed automatic attempt, none until another turn completed and the count grew; over a restart.
+/// docs/api.md 7.4: after a failed automatic attempt, none until another turn completed and the count grew; over a restart.
 #[tokio::test]
 async fn backoff() {
     let mut fixture = Fixture::start().await;

@@ -1,4 +1,4 @@
-//! The RPC envelope (companion 2).
+//! The RPC envelope (docs/api.md 2).
 
 use super::golden;
 use serde_json::json;
@@ -65,7 +65,7 @@ async fn ids_and_params() {
     golden("envelope", t);
 }
 
-/// Companion 2.2: no `id` member: the effect happens, no terminal frame is written.
+/// docs/api.md 2.2: no `id` member: the effect happens, no terminal frame is written.
 #[tokio::test]
 async fn notifications() {
     let fixture = Fixture::start().await;
@@ -86,7 +86,7 @@ async fn notifications() {
     golden("notifications", t);
 }
 
-/// Companion 2.6: trace headers are never an error.
+/// docs/api.md 2.6: trace headers are never an error.
 #[tokio::test]
 async fn trace_headers() {
     let fixture = Fixture::start().await;

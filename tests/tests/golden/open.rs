@@ -139,7 +139,7 @@ async fn refused_tools() {
         t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(body)).await.expect(400);
     }
 
-    t.note("subagent declarations (companion 8.1)");
+    t.note("subagent declarations (docs/api.md 8.1)");
     t.rest(&fixture.api, "POST", open, &fixture.key.secret, Some(json!({"subagent_tools": [subagent_tool()]})))
         .await
         .expect(201);

@@ -1,4 +1,4 @@
-//! The OpenAI wire format (companion 5.1, 5.6).
+//! The OpenAI wire format (docs/api.md 5.1, 5.6).
 
 use super::golden;
 use serde_json::json;

@@ -130,7 +130,7 @@ async fn rejected_continuations() {
         rejected(&fixture, &session, &mut t).await;
     }
     let session = paused(&fixture).await;
-    t.note("role not user (companion 3.6)");
+    t.note("role not user (docs/api.md 3.6)");
     let content = json!([result("tu_a", "1"), result("tu_b", "2")]);
     let params = json!({"message": {"role": "assistant", "content": content}});
     assert_eq!(t.rpc(&session, "session.sendMessage", params).await.error().0, -32000);
@@ -186,7 +186,7 @@ async fn results_that_nothing_waits_for() {
     golden("merge_nothing_paused", t);
 }
 
-/// Companion 3.5: another driver's message takes an expired pause over; the old owner comes too late.
+/// docs/api.md 3.5: another driver's message takes an expired pause over; the old owner comes too late.
 #[tokio::test]
 async fn an_expired_pause() {
     let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;

@@ -63,7 +63,7 @@ async fn every_provider_fails() {
     golden("providers_failed", t);
 }
 
-/// Companion 5.4: transient faults are retried inside the attempt, with respect for `retry-after`.
+/// docs/api.md 5.4: transient faults are retried inside the attempt, with respect for `retry-after`.
 #[tokio::test]
 async fn retries() {
     let fixture = Plan::default().provider("max_retries = 2").start().await;
@@ -129,7 +129,7 @@ async fn the_primary_is_gone() {
     golden("provider_config", t);
 }
 
-/// Companion 5.1, 5.2: a trailing slash of `base_url` is trimmed, a token may stand in the environment, `max_tokens` is the
+/// docs/api.md 5.1, 5.2: a trailing slash of `base_url` is trimmed, a token may stand in the environment, `max_tokens` is the
 /// entry's; a compaction asks for at least 4096 (7.1).
 #[tokio::test]
 async fn the_entry_of_a_provider() {
@@ -169,7 +169,7 @@ async fn the_entry_of_a_provider() {
     assert_eq!((budget(requests[2].json()), budget(requests[3].json())), (Some(json!(9000)), Some(json!(9000))));
 }
 
-/// Companion 5.6: cache reads and cache creation count as input; null when either number is missing.
+/// docs/api.md 5.6: cache reads and cache creation count as input; null when either number is missing.
 #[tokio::test]
 async fn usage() {
     let fixture = Fixture::start().await;

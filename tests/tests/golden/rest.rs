@@ -15,7 +15,7 @@ async fn utility_endpoints() {
     let meta = t.rest(&fixture.api, "GET", "/api/v1/meta", "", None).await.expect(200);
     assert_eq!(meta.json(), json!({"version": "0.1.0", "api_versions": ["v1"]}));
 
-    t.note("unknown paths and methods are problem documents (companion 2.4, D11)");
+    t.note("unknown paths and methods are problem documents (docs/api.md 2.4, D11)");
     for path in ["/", "/api/v1/nothing", "/api/v1/sessions/ses_0/nothing"] {
         t.rest(&fixture.api, "GET", path, "", None).await.problem(404, "not_found");
     }
@@ -38,7 +38,7 @@ async fn participants_are_sorted_and_durable() {
     assert_eq!(drivers.len(), 2);
     assert!(drivers.is_sorted_by_key(|id| id.as_str().unwrap().to_owned()), "{drivers:?}");
 
-    // Companion 3.10: registration outlives the process.
+    // docs/api.md 3.10: registration outlives the process.
     fixture.server.crash().await;
     let reply = t.rest(&fixture.api, "GET", &first.path("/participants"), &first.key, None).await.expect(200);
     assert_eq!(reply.json()["drivers"], json!(drivers));
@@ -70,7 +70,7 @@ async fn events_are_paged() {
     assert_eq!(seen, session.events().await);
     assert_eq!(seen.len(), 6, "{:?}", types(&seen));
 
-    t.note("bad queries (companion 10, D11); a limit above 200 is clamped");
+    t.note("bad queries (docs/api.md 10, D11); a limit above 200 is clamped");
     for query in ["limit=abc", "limit=0", "limit=-1", "limit=1.5", "cursor=%00", "cursor=nonsense"] {
         let path = session.path(&format!("/events?{query}"));
         t.rest(&fixture.api, "GET", &path, &session.key, None).await.problem(400, "bad_request");

@@ -48,7 +48,7 @@ async fn mcp_rounds() {
             "server.message.send",
         ]
     );
-    t.note("a later turn still sees the rounds (companion 4.2)");
+    t.note("a later turn still sees the rounds (docs/api.md 4.2)");
     session.send("again").await.text();
     let messages = fixture.provider.last()["messages"].clone();
     t.value("messages", &messages);

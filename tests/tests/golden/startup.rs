@@ -1,4 +1,4 @@
-//! Starting: configuration, exit codes, the admin key (companion 10.1, 10.2, 11).
+//! Starting: configuration, exit codes, the admin key (docs/api.md 10.1, 10.2, 11).
 
 use serde_json::json;
 use std::os::unix::fs::PermissionsExt;

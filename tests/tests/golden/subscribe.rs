@@ -37,7 +37,7 @@ async fn live_replay_and_the_filter() {
         ["provider.request", "provider.response", "server.message.send"]
     );
 
-    t.note("with include_client_events the others' messages come too (companion 3.9)");
+    t.note("with include_client_events the others' messages come too (docs/api.md 3.9)");
     let mut all = session.start("session.subscribe", json!({"include_client_events": true})).await;
     session.send("third").await.text();
     t.next(&mut all, 4).await;
@@ -119,7 +119,7 @@ async fn the_end_of_a_session() {
     golden("subscribe_end", t);
 }
 
-/// Companion 2.7: an empty line on a stream that has been silent that long.
+/// docs/api.md 2.7: an empty line on a stream that has been silent that long.
 #[tokio::test]
 async fn keep_alive_lines() {
     let fixture = Plan::default().env("BAE_STREAM_KEEPALIVE", "1").start().await;

@@ -113,7 +113,7 @@ async fn errors_in_order() {
     golden("send_errors", t);
 }
 
-/// Companion 3.2: the profile is read again once the gate is held.
+/// docs/api.md 3.2: the profile is read again once the gate is held.
 #[tokio::test]
 async fn the_profile_is_deleted() {
     let fixture = Fixture::start().await;
@@ -131,7 +131,7 @@ async fn the_profile_is_deleted() {
     golden("send_profile_unavailable", t);
 }
 
-/// Companion 3.8: the cap on provider round trips.
+/// docs/api.md 3.8: the cap on provider round trips.
 #[tokio::test]
 async fn the_round_cap() {
     let mcp = tests::mcp::Mcp::start("files", tests::mcp::Kind::Http, &["ls"]).await;
@@ -153,7 +153,7 @@ async fn the_round_cap() {
     golden("loop_limit", t);
 }
 
-/// `idempotency_key` (architecture I5): a retry returns the first call's turn; other params are refused.
+/// `idempotency_key` (ARCHITECTURE.md, I5): a retry returns the first call's turn; other params are refused.
 #[tokio::test]
 async fn idempotency_keys() {
     let fixture = Fixture::start().await;
@@ -175,7 +175,7 @@ async fn idempotency_keys() {
     golden("idempotency", t);
 }
 
-/// Companion 4.3: a history that does not begin with `user` and alternate is normalised for Anthropic, and the change is
+/// docs/api.md 4.3: a history that does not begin with `user` and alternate is normalised for Anthropic, and the change is
 /// recorded.
 #[tokio::test]
 async fn a_history_that_has_to_be_normalised() {

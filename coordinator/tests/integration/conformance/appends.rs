@@ -113,7 +113,7 @@ pub async fn a_refused_append_leaves_nothing_behind(world: &World) {
     assert_eq!(world.contiguous(session).await.len(), 3);
 }
 
-/// Companion 1.4: text as it came, whatever numbers, order of keys, or characters it has.
+/// docs/api.md 1.4: text as it came, whatever numbers, order of keys, or characters it has.
 pub async fn payloads_come_back_as_they_were(world: &World) {
     let (session, key) = world.session().await;
     let epoch = world.own(session).await.epoch;

@@ -1,4 +1,4 @@
-//! Anthropic's wire format: `POST {base_url}/v1/messages` (companion 5.1).
+//! Anthropic's wire format: `POST {base_url}/v1/messages` (docs/api.md 5.1).
 //!
 //! The format the product itself speaks, so blocks pass both ways verbatim, unknown types included. Checked is only what the
 //! product relies on.
@@ -70,7 +70,7 @@ fn check(i: usize, block: &RawValue, seen: &mut ToolUses) -> Result<(), String> 
     }
 }
 
-/// Cache reads and cache creation are input too (companion 5.6); a provider without a cache leaves them out or null.
+/// Cache reads and cache creation are input too (docs/api.md 5.6); a provider without a cache leaves them out or null.
 fn usage(body: &Object<'_>) -> Option<Usage> {
     let usage = Object::parse(body.get("usage")?)?;
     let mut input_tokens = tokens(&usage, "input_tokens")?;

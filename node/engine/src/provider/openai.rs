@@ -1,4 +1,4 @@
-//! OpenAI's chat format: `POST {base_url}/v1/chat/completions` (companion 5.1), translated from and to the product's blocks.
+//! OpenAI's chat format: `POST {base_url}/v1/chat/completions` (docs/api.md 5.1), translated from and to the product's blocks.
 //!
 //! - Texts of one message are joined with a line break, on the JSON text itself, so every escape survives.
 //! - `tool_use` becomes an entry of `tool_calls` whose `arguments` is the input's JSON text; `tool_result` becomes a message

@@ -1,4 +1,4 @@
-//! Command templates: `{model}` and `{prompt}` in a shell command, filled in with POSIX quoting in one pass (companion 8.3).
+//! Command templates: `{model}` and `{prompt}` in a shell command, filled in with POSIX quoting in one pass (docs/api.md 8.3).
 //!
 //! A placeholder becomes one whole word of the shell, quotes included, so it stands outside of quotes in a template. What is
 //! filled in is never scanned again. Braces the shell needs (`${HOME}`, `{a,b}`, `{}`, `{"json":1}`) are text.

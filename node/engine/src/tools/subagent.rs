@@ -1,4 +1,4 @@
-//! Declarations of tools that launch subagents, and their checks (companion 8.1).
+//! Declarations of tools that launch subagents, and their checks (docs/api.md 8.1).
 //!
 //! A [`Declaration`] is what a client wrote; a [`SubagentTool`] has passed every check. Where the JSON is right but what it
 //! says is not, missing members included, the answer is `422 invalid_subagent_tools` with a text from here; a member of the

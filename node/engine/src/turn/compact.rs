@@ -1,4 +1,4 @@
-//! Compaction (client API, `session.compact`; companion 7): the model's own summary becomes the start of history.
+//! Compaction (docs/api.md 7 and 13.3): the model's own summary becomes the start of history.
 
 use super::open::event;
 use super::{Context, Stage, Step, Summary, Then, Turn};
@@ -64,7 +64,7 @@ impl Turn {
         self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionStarted, &payload));
     }
 
-    /// Starts an automatic one where the completed turn calls for it (companion 7.3, 7.4).
+    /// Starts an automatic one where the completed turn calls for it (docs/api.md 7.3, 7.4).
     pub(super) fn start_auto_compaction(&mut self, ctx: &Context<'_>, key: KeyId) -> bool {
         let (Compaction::Auto { size }, Some(tokens)) = (&ctx.compaction, self.usage) else { return false };
         if tokens <= *size || self.failed_auto.is_some_and(|failed| tokens <= failed) {

@@ -54,12 +54,12 @@ impl Turn {
     }
 
     /// A new owner carries the call on: first what happened to the act that was under way when the old one was lost.
-    /// `takeovers` counts crashes since the call's last append (architecture, I6).
+    /// `takeovers` counts crashes since the call's last append (ARCHITECTURE.md, I6).
     pub fn recover(&mut self, ctx: &Context<'_>, takeovers: u32) {
         let key = self.acting().unwrap_or(KeyId([0; 16]));
         if takeovers >= MAX_TAKEOVERS {
             if self.compacting.is_some() {
-                // Inside a compaction nothing fails the session (companion 7.6).
+                // Inside a compaction nothing fails the session (docs/api.md 7.6).
                 self.stage = Stage::Compacted(Err(format!("the nodes running it were lost {takeovers} times")));
             } else {
                 let payload = json!({"reason": "turn_recovery_failed", "takeovers": takeovers});

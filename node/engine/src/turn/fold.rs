@@ -193,7 +193,7 @@ impl Turn {
         let Some(MessagePayload { role, content, synthetic }) = read(payload) else { return };
         match synthetic.as_deref() {
             Some("abandoned_tool_results") => {
-                // The server's own results come from their `tool.result` events (companion 3.5).
+                // The server's own results come from their `tool.result` events (docs/api.md 3.5).
                 let content = self.round.take().map_or(content, |round| round.abandon(&[]).content);
                 self.history.push(event.id, Role::User, &content);
                 self.stage = Stage::Idle;

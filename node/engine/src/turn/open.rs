@@ -38,7 +38,7 @@ impl Turn {
         }
     }
 
-    /// The profile was deleted under the session (companion 3.2): a message says so in the log and fails the session.
+    /// The profile was deleted under the session (docs/api.md 3.2): a message says so in the log and fails the session.
     pub fn profile_unavailable(&mut self, ctx: &Context<'_>, key: KeyId) -> Step {
         let payload = json!({"reason": "profile_unavailable"});
         self.begin(key, false);

@@ -11,7 +11,7 @@ use crate::round::{Dispatch, ToolResult, Use, text_content};
 use crate::subagent;
 use serde_json::json;
 
-/// What the model is told of a call whose node was lost (architecture, I6).
+/// What the model is told of a call whose node was lost (ARCHITECTURE.md, I6).
 const LOST: &str = "the outcome of this call is unknown: the node running it was lost";
 
 impl Turn {
@@ -91,7 +91,7 @@ impl Turn {
         self.tool_answered(ctx, key, one, true, text_content(&text));
     }
 
-    /// No sandbox runs for this session: the model is told how to get one (companion 6).
+    /// No sandbox runs for this session: the model is told how to get one (docs/api.md 6).
     fn no_sandbox(&mut self, ctx: &Context<'_>, key: KeyId, one: &Use) {
         let command = Object::parse(&one.input).and_then(|input| input.str("command").map(|c| c.into_owned()));
         let payload = format!(

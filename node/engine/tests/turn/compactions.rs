@@ -1,4 +1,4 @@
-//! Compactions in the log (companion 7): when one runs, what it says, and that none ever fails a session.
+//! Compactions in the log (docs/api.md 7): when one runs, what it says, and that none ever fails a session.
 
 use crate::order::{Cut, Reader, State, retired};
 use crate::read::{Fields, quoted};

@@ -1,4 +1,4 @@
-//! The payloads' members, exactly those of the table in companion 6, and who a client's events come from.
+//! The payloads' members, exactly those of the table in docs/api.md 6, and who a client's events come from.
 
 use crate::read::Fields;
 use engine::event::{Event, EventType};

@@ -1,4 +1,4 @@
-//! The order of a session's events (companion 6), call by call, as a grammar; with it results, attribution, the walk over
+//! The order of a session's events (docs/api.md 6), call by call, as a grammar; with it results, attribution, the walk over
 //! fallbacks, caps and what each call ends with. Compactions are in `compactions`.
 
 use crate::fields;

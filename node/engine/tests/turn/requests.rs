@@ -1,4 +1,4 @@
-//! What providers are shown: a second, plainer reading of companion 4, and the pairing of tool uses with results (F14).
+//! What providers are shown: a second, plainer reading of docs/api.md 4, and the pairing of tool uses with results (F14).
 
 use crate::peers::SCHEMA;
 use crate::read::{Fields, array, blocks, list, quoted};

@@ -133,7 +133,7 @@ fn a_broken_preamble_reference_loses_nothing() {
     });
 }
 
-/// The profile was deleted: a message's call fails the session, whatever was open (companion 3.2).
+/// The profile was deleted: a message's call fails the session, whatever was open (docs/api.md 3.2).
 #[test]
 fn a_deleted_profile_fails_the_session() {
     let script = script(vec![op(By::Owner, What::Plain(0))], vec![uses("c1", 0)]);
@@ -149,7 +149,7 @@ fn a_deleted_profile_fails_the_session() {
     });
 }
 
-/// What is stored of a request does not grow with the conversation (companion 4.5).
+/// What is stored of a request does not grow with the conversation (docs/api.md 4.5).
 #[test]
 fn stored_requests_do_not_grow() {
     let script = script((0..100).map(|i| op(By::Owner, What::Plain(i % 4))).collect(), vec![uses("m1", 1)]);

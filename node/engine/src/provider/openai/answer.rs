@@ -1,4 +1,4 @@
-//! OpenAI's answers as blocks (companion 5.1, 5.6; F14).
+//! OpenAI's answers as blocks (docs/api.md 5.1, 5.6; F14).
 
 use crate::json::{self, Object, Raw};
 use crate::provider::{Answer, ToolUses, Usage, invalid, is_string, tokens};
