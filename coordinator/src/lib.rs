@@ -9,6 +9,7 @@ mod db;
 mod error;
 pub mod feed;
 pub mod log;
+pub mod reader;
 
 pub use db::{Db, PostgresSettings};
 pub use error::Error;

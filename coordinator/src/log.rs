@@ -7,6 +7,7 @@
 
 mod append;
 mod calls;
+mod clients;
 mod gate_columns;
 mod heartbeat;
 mod lifecycle;

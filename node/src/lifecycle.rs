@@ -45,17 +45,19 @@ struct Work {
 
 /// Makes the state of a node. It is coordinated through Redis if the configuration names one, else it is alone.
 fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
-    let log = Log::new(db.clone(), Arc::new(Feeds::default()));
     let limit = config.max_queued_calls as usize;
-    let (cluster, work) = match &config.redis {
+    let (log, cluster, work) = match &config.redis {
         None => {
+            let log = Log::new(db.clone(), Arc::new(Feeds::default()));
             let (local, leases) = Local::new(limit);
-            (Cluster::Local(local), Work { leases, signals: None, membership: None })
+            (log, Cluster::Local(local), Work { leases, signals: None, membership: None })
         }
         Some(settings) => {
-            let (redis, received) = Redis::new(settings.clone(), log.clone(), limit)?;
+            let (feeds, notifications) = Feeds::clustered();
+            let log = Log::new(db.clone(), Arc::new(feeds));
+            let (redis, received) = Redis::new(settings.clone(), log.clone(), notifications, limit)?;
             let Received { leases, signals, tasks } = received;
-            (Cluster::Redis(redis), Work { leases, signals: Some(signals), membership: Some(tasks) })
+            (log, Cluster::Redis(redis), Work { leases, signals: Some(signals), membership: Some(tasks) })
         }
     };
     Ok((Arc::new(App::new(config, db, log, cluster)?), work))

@@ -18,16 +18,17 @@ mod tasks;
 
 pub use tasks::Tasks;
 
-pub(crate) use frame::{Committed, Frame};
+use frame::Frame;
 
 use crate::Error;
 use crate::cluster::session_table::Desk;
 use crate::cluster::{Lease, Signal};
+use crate::feed::Notifications;
 use crate::log::Log;
 use connection::Link;
 use engine::ids::{CallId, SessionId};
 use leases::Held;
-use outbox::{CHORES, Chore, NEWS, News};
+use outbox::{CHORES, Chore};
 use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use scripts::Scripts;
 use std::collections::HashMap;
@@ -72,7 +73,6 @@ struct Shared {
     released: [AtomicU64; 256],
     /// Places of the calls that wait here.
     places: Mutex<HashMap<CallId, u64>>,
-    news: mpsc::Sender<News>,
     chores: mpsc::Sender<Chore>,
     /// Calls that are over and may still stand in a queue, because Redis was away: no call is claimed before it knows.
     owed: AtomicUsize,
@@ -96,14 +96,19 @@ pub struct Received {
 }
 
 impl Redis {
-    /// Joins a cluster.
+    /// Joins a cluster. `notifications` are what the log's feeds have to tell other nodes; at most `limit` calls wait in a
+    /// session.
     ///
     /// # Errors
     /// `Unusable` for settings that make no sense. Redis need not be reachable yet.
-    pub fn new(settings: Settings, log: Log, limit: usize) -> Result<(Self, Received), Error> {
+    pub fn new(
+        settings: Settings,
+        log: Log,
+        notifications: Notifications,
+        limit: usize,
+    ) -> Result<(Self, Received), Error> {
         let link = Link::new(&settings).map_err(Error::Unusable)?;
         let (wanted, leases) = mpsc::unbounded_channel();
-        let (news, to_tell) = mpsc::channel(NEWS);
         let (chores, to_do) = mpsc::channel(CHORES);
         let (signal, signals) = mpsc::unbounded_channel();
         let shared = Shared {
@@ -117,15 +122,13 @@ impl Redis {
             releasing: Mutex::default(),
             released: std::array::from_fn(|_| AtomicU64::new(0)),
             places: Mutex::default(),
-            news,
             chores,
             owed: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             beaten: AtomicBool::new(false),
         };
         let redis = Self(Arc::new(shared));
-        redis.0.log.feeds().tell_others(Weak(Arc::downgrade(&redis.0)));
-        let tasks = Tasks::new(redis.clone(), to_tell, to_do, signal);
+        let tasks = Tasks::new(redis.clone(), notifications.0, to_do, signal);
         Ok((redis, Received { leases, signals, tasks }))
     }
 
@@ -148,15 +151,6 @@ impl Redis {
         invocation.arg(&self.0.settings.prefix).arg(keys).arg(&self.0.node);
         args(&mut invocation);
         self.0.link.run(invocation).await
-    }
-}
-
-/// A backend that may be gone: the log's feeds know it so, because it knows the log.
-pub(crate) struct Weak(std::sync::Weak<Shared>);
-
-impl Weak {
-    pub fn upgrade(&self) -> Option<Redis> {
-        self.0.upgrade().map(Redis)
     }
 }
 

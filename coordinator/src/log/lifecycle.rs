@@ -1,6 +1,7 @@
 //! Sessions' rows, written: made, joined, owned, closed.
 
 use super::append::sqlite::{Inserted, insert};
+use super::clients::add_client;
 use super::sessions::VERSION;
 use super::{Id, Log, Row, State};
 use crate::Error;
@@ -65,11 +66,6 @@ const CREATE: Sql = sql!(
     now,
     ") RETURNING created_at"
 );
-const ADD_CLIENT: Sql = sql!(
-    "INSERT INTO clients (session, client_key, declarations) VALUES ($1, $2, $3) \
-     ON CONFLICT (session, client_key) DO UPDATE SET declarations = excluded.declarations"
-);
-const ADD_KEY: Sql = sql!("INSERT INTO session_keys (digest, session, client_key, created_at) VALUES ($1, $2, $3, $4)");
 const EXPIRE: Sql = sql!("UPDATE sessions SET deadline = 0 WHERE phase = 'paused' AND owner = $1 AND state = 'open'");
 const LEFT_BEHIND: Sql = sql!(
     "SELECT DISTINCT s.id, EXISTS (SELECT 1 FROM session_keys o JOIN client_keys k ON k.id = o.client_key \
@@ -231,26 +227,6 @@ async fn create(c: &mut Connection, new: &NewSession) -> Result<Vec<Arc<Event>>,
     }
     let to = Inserted { session: new.id, epoch: None, call: None, first: 1, now };
     insert(c, to, std::slice::from_ref(&new.event), None).await
-}
-
-/// A client comes in: its declarations replace what it had declared before, its earlier session keys stay valid.
-pub(super) async fn add_client(
-    c: &mut Connection,
-    session: SessionId,
-    key: KeyId,
-    declarations: &str,
-    digest: &[u8; 32],
-    now: i64,
-) -> Result<(), Error> {
-    c.query(&ADD_CLIENT).bind(session.0.as_slice()).bind(key.0.as_slice()).bind(declarations).execute().await?;
-    c.query(&ADD_KEY)
-        .bind(digest.as_slice())
-        .bind(session.0.as_slice())
-        .bind(key.0.as_slice())
-        .bind(now)
-        .execute()
-        .await?;
-    Ok(())
 }
 
 async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Result<Vec<Arc<Event>>, Error> {

@@ -6,7 +6,7 @@ use super::stream;
 use crate::session::refusal::other_params;
 use axum::response::Response;
 use coordinator::cluster::{Call, Rejected};
-use coordinator::feed::Reader;
+use coordinator::reader::Reader;
 use engine::ids::CallId;
 use engine::json::Raw;
 use engine::params::{self, SendMessage};
@@ -37,7 +37,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
         Err(error) => return Err(admission.open().err().unwrap_or(error)),
     };
     let log = &caller.app.log;
-    let (mut reader, _) = Reader::open(log, caller.session).await.map_err(|error| failed(&error))?;
+    let (mut reader, _) = caller.app.cluster.open_reader(log, caller.session).await.map_err(|error| failed(&error))?;
     if let Some((name, digest)) = &idempotency {
         let earlier = log.call_by_key(caller.session, caller.key, name).await.map_err(|error| failed(&error))?;
         if let Some(record) = earlier {

@@ -9,8 +9,9 @@ use super::stream::{Frames, Gone};
 use crate::app::App;
 use coordinator::Error;
 use coordinator::cluster::{Progress, Waiter};
-use coordinator::feed::{Reader, Shown};
+use coordinator::feed::RenderedEvent;
 use coordinator::log::CallRecord;
+use coordinator::reader::Reader;
 use engine::event::EventType;
 use engine::ids::{CallId, SessionId};
 use engine::json::Raw;
@@ -213,7 +214,7 @@ impl Follow {
 const CHUNK: usize = 64 << 10;
 
 /// The notification of an event.
-pub(super) fn notification(shown: &Shown) -> Vec<u8> {
+pub(super) fn notification(shown: &RenderedEvent) -> Vec<u8> {
     const HEAD: &[u8] = br#"{"jsonrpc":"2.0","method":"session.event","params":"#;
     let view = shown.view();
     let mut frame = Vec::with_capacity(HEAD.len() + view.len() + 2);
@@ -229,7 +230,7 @@ fn broke_off(error: &Error) -> Gone {
 }
 
 /// Reads on, and tries again for a while when the database is away.
-pub(super) async fn read(reader: &mut Reader, last: u64) -> Result<Vec<Arc<Shown>>, Error> {
+pub(super) async fn read(reader: &mut Reader, last: u64) -> Result<Vec<Arc<RenderedEvent>>, Error> {
     let mut tries = 0;
     loop {
         match reader.read(last).await {

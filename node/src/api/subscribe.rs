@@ -6,7 +6,8 @@ use super::follow::{notification, read};
 use super::stream::{self, Frames, Gone};
 use crate::app::App;
 use axum::response::Response;
-use coordinator::feed::{Head, Reader};
+use coordinator::feed::Head;
+use coordinator::reader::Reader;
 use engine::ids::{KeyId, SessionId};
 use engine::json::Raw;
 use engine::params::{self, Subscribe};
@@ -50,7 +51,7 @@ pub(super) fn unsubscribe(caller: &Caller, params: &Raw) -> Answer {
 
 async fn open(app: &App, session: SessionId, params: &Raw) -> Result<(Reader, u64, bool), RpcError> {
     let Subscribe { since_event_id, include_client_events } = Subscribe::parse(params)?;
-    let (mut reader, row) = Reader::open(&app.log, session).await.map_err(|error| failed(&error))?;
+    let (mut reader, row) = app.cluster.open_reader(&app.log, session).await.map_err(|error| failed(&error))?;
     if let Some(event) = since_event_id {
         let number = app.log.number_of(session, event).await.map_err(|error| failed(&error))?;
         let unknown = || RpcError::invalid_params("since_event_id is not an event of this session");

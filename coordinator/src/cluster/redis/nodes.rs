@@ -1,10 +1,10 @@
 //! Who is in the cluster: the heartbeat, the living nodes, the drain.
 
-use super::outbox::News;
 use super::tasks::{BEAT, LOOKS_PER_LEASE, ticks};
 use super::{Redis, away};
 use crate::Error;
 use crate::cluster::Member;
+use crate::feed::Notification;
 use engine::ids::SessionId;
 use redis::RedisResult;
 use std::sync::atomic::Ordering;
@@ -65,7 +65,7 @@ impl Redis {
             match self.beat_once(std::mem::take(&mut alone)).await {
                 Err(error) => tracing::debug!(error = %error, "a heartbeat did not reach Redis"),
                 // Redis has forgotten who watches what.
-                Ok(true) => self.tell_others(News::Watches),
+                Ok(true) => self.0.log.feeds().notify_others(Notification::Watches),
                 Ok(false) => {}
             }
             self.0.beaten.store(true, Ordering::Relaxed);

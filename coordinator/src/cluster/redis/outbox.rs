@@ -1,8 +1,9 @@
-//! What this node does for others, or in Redis, without anybody waiting for it: news, which may be lost, and chores, which
-//! may not.
+//! What this node does for others, or in Redis, without anybody waiting for it: notifications, which may be lost, and
+//! chores, which may not.
 
-use super::{Committed, Frame, RETRY, Redis};
+use super::{Frame, RETRY, Redis};
 use crate::cluster::Successor;
+use crate::feed::Notification;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use futures_util::{StreamExt, stream};
@@ -14,15 +15,6 @@ use tokio::sync::mpsc;
 /// How long a watch lasts unless it is renewed.
 pub(super) const WATCH: Duration = Duration::from_secs(30);
 
-/// What others are told without anybody waiting for it, in order. Dropped while Redis is away or too slow: readers find in the
-/// database what they were not told.
-pub(super) enum News {
-    /// This node goes on watching.
-    Watches,
-    Cut(SessionId),
-    Committed(Box<Committed>),
-}
-
 /// What must be done in Redis some time, in order: tried again while it is away.
 #[derive(Clone)]
 pub(super) enum Chore {
@@ -32,13 +24,11 @@ pub(super) enum Chore {
     Over(SessionId, CallId, Option<String>),
 }
 
-/// News that may wait to be told.
-pub(super) const NEWS: usize = 1024;
 /// Chores that may wait: a few bytes each, made at the pace of callers that leave.
 pub(super) const CHORES: usize = 65_536;
 
-/// News on their way at the same time.
-const NEWS_AT_ONCE: usize = 32;
+/// Notifications on their way at the same time.
+const NOTIFICATIONS_AT_ONCE: usize = 32;
 
 /// What is to be done, and what of it has begun.
 pub(super) struct Chores {
@@ -67,19 +57,8 @@ impl Redis {
         }
     }
 
-    pub(super) fn tell_others(&self, news: News) {
-        if self.0.news.try_send(news).is_err() {
-            tracing::debug!("redis is too slow for the news; readers look into the database");
-        }
-    }
-
-    /// Tells the nodes that watch a session what was committed.
-    pub(crate) fn publish(&self, committed: Committed) {
-        self.tell_others(News::Committed(Box::new(committed)));
-    }
-
     pub(crate) fn cut(&self, session: SessionId) {
-        self.tell_others(News::Cut(session));
+        self.0.log.feeds().notify_others(Notification::Cut(session));
     }
 
     /// Puts this node into a session's watch set. Best effort: reconciliation finds what is missed.
@@ -108,29 +87,29 @@ impl Redis {
         }
     }
 
-    pub(super) async fn run_news(&self, mut news: mpsc::Receiver<News>) {
-        let told = stream::poll_fn(|context| news.poll_recv(context)).map(async |news| {
+    pub(super) async fn send_notifications(&self, mut notifications: mpsc::Receiver<Notification>) {
+        let told = stream::poll_fn(|context| notifications.poll_recv(context)).map(async |notification| {
             // While Redis is away nothing waits for it here.
             if self.0.link.up()
-                && let Err(error) = self.run_one_news(news).await
+                && let Err(error) = self.send_notification(notification).await
             {
-                tracing::debug!(error = %error, "other nodes could not be told the news");
+                tracing::debug!(error = %error, "other nodes could not be notified");
             }
         });
         // They are sent in order; only the answers are not waited for one by one.
-        told.buffered(NEWS_AT_ONCE).for_each(async |()| {}).await;
+        told.buffered(NOTIFICATIONS_AT_ONCE).for_each(async |()| {}).await;
     }
 
-    async fn run_one_news(&self, news: News) -> RedisResult<()> {
-        let (session, frame) = match news {
-            News::Watches => {
+    async fn send_notification(&self, notification: Notification) -> RedisResult<()> {
+        let (session, frame) = match notification {
+            Notification::Watches => {
                 for session in self.0.log.feeds().watched() {
                     self.watch(session).await;
                 }
                 return Ok(());
             }
-            News::Cut(session) => (session, Frame::Cut(session)),
-            News::Committed(committed) => (committed.session, Frame::Committed(*committed)),
+            Notification::Cut(session) => (session, Frame::Cut(session)),
+            Notification::Committed(committed) => (committed.session, Frame::Committed(*committed)),
         };
         let frame = frame.encode();
         self.call::<u8>(&self.0.scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await.map(drop)

@@ -1,10 +1,11 @@
 //! What keeps a node in its cluster: the heartbeat, the renewal of leases, the inbox, errands, and the look every two seconds
 //! at whatever Redis may have lost.
 
-use super::outbox::{Chore, Chores, News, WATCH};
+use super::outbox::{Chore, Chores, WATCH};
 use super::{Frame, Redis, locked};
 use crate::cluster::queue::Call;
 use crate::cluster::{Progress, Signal};
+use crate::feed::Notification;
 use engine::ids::{CallId, SessionId};
 use futures_util::FutureExt;
 use redis::streams::{StreamReadOptions, StreamReadReply};
@@ -33,7 +34,7 @@ const BATCH: usize = 500;
 /// The tasks of one node.
 pub struct Tasks {
     redis: Redis,
-    news: mpsc::Receiver<News>,
+    notifications: mpsc::Receiver<Notification>,
     chores: Chores,
     signal: mpsc::UnboundedSender<Signal>,
 }
@@ -41,22 +42,22 @@ pub struct Tasks {
 impl Tasks {
     pub(super) fn new(
         redis: Redis,
-        news: mpsc::Receiver<News>,
+        notifications: mpsc::Receiver<Notification>,
         queue: mpsc::Receiver<Chore>,
         signal: mpsc::UnboundedSender<Signal>,
     ) -> Self {
-        Self { redis, news, chores: Chores { queue, begun: None }, signal }
+        Self { redis, notifications, chores: Chores { queue, begun: None }, signal }
     }
 
     /// Runs until the stop, then leaves the cluster.
     pub async fn run(self, stop: CancellationToken) {
-        let Tasks { redis, news, mut chores, signal } = self;
+        let Tasks { redis, notifications, mut chores, signal } = self;
         let work = async {
             tokio::join!(
                 redis.beat(),
                 redis.renew(),
                 redis.read_inbox(&signal),
-                redis.run_news(news),
+                redis.send_notifications(notifications),
                 redis.run_chores(&mut chores),
                 redis.look()
             )
@@ -173,7 +174,7 @@ impl Redis {
             }
             if renewed.elapsed() > WATCH / 3 {
                 renewed = Instant::now();
-                self.tell_others(News::Watches);
+                self.0.log.feeds().notify_others(Notification::Watches);
             }
         }
     }

@@ -115,7 +115,7 @@ pub(super) async fn free(
     let Some(row) = row else { return Err(refused(c, session, None).await?) };
     let (head, now): (i64, i64) = (row.get("head")?, row.get("now")?);
     if let Side::Join { declarations, digest } = side {
-        crate::log::lifecycle::add_client(c, session, key, declarations, digest, now).await?;
+        crate::log::clients::add_client(c, session, key, declarations, digest, now).await?;
     }
     let inserted = Inserted { session, epoch: None, call: None, first: head - events.len() as i64 + 1, now };
     insert(c, inserted, events, None).await

@@ -184,7 +184,7 @@ async fn waiters_elsewhere_follow_start_and_end() {
     let mut cast = Cast::redis(2).await;
     cast.nodes[0].cluster.adopt(cast.session).await;
     let call = cast.message();
-    let (_reader, _) = coordinator::feed::Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let (_reader, _) = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     let mut waiter = cast.enqueue(1, &call).await;
     let lease = cast.lease(0).await;
     assert_eq!(run(&lease, None).await, call.id);
@@ -256,7 +256,7 @@ async fn a_started_call_does_not_stay_in_the_queue() {
 async fn keys_expire() {
     let mut cast = Cast::redis(2).await;
     let _waiter = cast.enqueue(0, &cast.keyed("k", 1)).await;
-    let _reader = coordinator::feed::Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let _reader = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     let _lease = cast.lease(0).await;
     assert!(waits(&cast).await == 1);
     let mut raw = cast.raw().await;

@@ -6,8 +6,9 @@ use coordinator::cluster::redis::{Redis, Settings};
 use coordinator::cluster::{Call, Claim, Rejected};
 use coordinator::cluster::{Cluster, Lease, Progress, Signal, Waiter};
 use coordinator::feed::Feeds;
-use coordinator::fresh_id;
-use coordinator::log::Log;
+use coordinator::log::{Log, Row};
+use coordinator::reader::Reader;
+use coordinator::{Error, fresh_id};
 use engine::gate::Pause;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::json;
@@ -100,10 +101,11 @@ impl Cast {
 
     /// One more node; returns when the cluster knows it.
     pub async fn join(&mut self) -> usize {
-        let log = Log::new(self.world.db.clone(), Arc::new(Feeds::default()));
+        let (feeds, notifications) = Feeds::clustered();
+        let log = Log::new(self.world.db.clone(), Arc::new(feeds));
         let settings =
             Settings { url: self.url.clone().into(), ca: self.ca.clone(), prefix: self.prefix.clone(), lease: LEASE };
-        let (redis, received) = Redis::new(settings, log.clone(), LIMIT).expect("a node");
+        let (redis, received) = Redis::new(settings, log.clone(), notifications, LIMIT).expect("a node");
         let (stop, (frozen, freezes)) = (CancellationToken::new(), watch::channel(false));
         let task = tokio::spawn(unless_frozen(received.tasks.run(stop.clone()), freezes));
         let cluster = Cluster::Redis(redis);
@@ -176,6 +178,11 @@ impl Cast {
 }
 
 impl Node {
+    /// Watches a session on this node, from its head on.
+    pub async fn open_reader(&self, session: SessionId) -> Result<(Reader, Row), Error> {
+        self.cluster.open_reader(&self.log, session).await
+    }
+
     /// Does nothing any more until it is thawed: no heartbeat, no renewal, no reading.
     pub fn freeze(&self, frozen: bool) {
         self.membership.as_ref().expect("a node of a cluster").frozen.send_replace(frozen);

@@ -3,7 +3,7 @@
 use crate::cluster::cast::{Cast, message, told};
 use crate::world::{until, within};
 use coordinator::cluster::{Progress, Signal};
-use coordinator::feed::Reader;
+use coordinator::reader::Reader;
 use engine::event::EventType;
 use engine::rpc::RpcError;
 
@@ -29,7 +29,7 @@ async fn reads(reader: &mut Reader, last: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscriptions_elsewhere_get_everything_once() {
     let cast = Cast::redis(3).await;
-    let (mut early, row) = Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let (mut early, row) = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     // Writers on all nodes, so that frames come in any order; one subscription begins in the middle.
     let writers = futures_util::future::join_all((0..3).map(|node| {
         let cast = &cast;
@@ -41,7 +41,7 @@ async fn subscriptions_elsewhere_get_everything_once() {
     }));
     let late = async {
         within("the burst has begun", early.moved(early.head())).await;
-        Reader::open(&cast.nodes[2].log, cast.session).await.expect("watched")
+        cast.nodes[2].open_reader(cast.session).await.expect("watched")
     };
     let (_, (mut late, from)) = tokio::join!(writers, late);
     let head = cast.world.log.row(cast.session).await.expect("a row").head;
@@ -55,7 +55,7 @@ async fn subscriptions_elsewhere_get_everything_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn news_that_were_lost_are_found() {
     let cast = Cast::alone(2).await;
-    let (mut reader, row) = Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let (mut reader, row) = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     cast.flush().await;
     says(&cast, 0, 3).await;
     reads(&mut reader, row.head + 3).await;
@@ -69,7 +69,7 @@ async fn news_that_were_lost_are_found() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_events_are_read_from_the_database() {
     let cast = Cast::redis(2).await;
-    let (mut reader, row) = Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let (mut reader, row) = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     let large = crate::world::says(cast.key, &format!("{{\"content\":\"{}\"}}", "x".repeat(200_000)));
     let side = coordinator::log::Side::Nothing;
     cast.nodes[0].log.append_free(cast.session, cast.key, vec![large], side).await.expect("appended");
@@ -80,7 +80,7 @@ async fn large_events_are_read_from_the_database() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_reaches_the_watching_nodes() {
     let cast = Cast::redis(2).await;
-    let (mut reader, _) = Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let (mut reader, _) = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     let before = reader.head();
     cast.nodes[0].cluster.cut(cast.session);
     within("the cut", reader.moved(before)).await;

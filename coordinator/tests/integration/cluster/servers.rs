@@ -6,6 +6,7 @@ use crate::world::{opening, until, within};
 use coordinator::cluster::Claim;
 use coordinator::cluster::Lease;
 use coordinator::cluster::redis::{Redis, Settings};
+use coordinator::feed::Feeds;
 use coordinator::log::Log;
 use engine::rpc::RpcError;
 use std::path::{Path, PathBuf};
@@ -230,7 +231,8 @@ async fn an_authority_of_ones_own_is_trusted_alone() {
 /// What a node with these settings says of its Redis.
 async fn complaints(log: &Log, url: &str, ca: Option<PathBuf>) -> String {
     let settings = Settings { url: url.into(), ca, prefix: "bae:".into(), lease: LEASE };
-    let (redis, _received) = Redis::new(settings, log.clone(), 5).expect("settings that make sense");
+    let (redis, _received) =
+        Redis::new(settings, log.clone(), Feeds::clustered().1, 5).expect("settings that make sense");
     coordinator::cluster::Cluster::Redis(redis).complaints().await.join("\n")
 }
 
@@ -254,7 +256,7 @@ async fn what_is_wrong_with_the_settings_is_told_without_a_password() {
     ];
     for (url, ca, expected) in cases {
         let settings = Settings { url: url.into(), ca, prefix: "bae:".into(), lease: LEASE };
-        let told = Redis::new(settings, cast.world.log.clone(), 5).err().expect(url).to_string();
+        let told = Redis::new(settings, cast.world.log.clone(), Feeds::clustered().1, 5).err().expect(url).to_string();
         assert!(told.contains(expected) && !told.contains("secret"), "{url}: {told}");
     }
     cast.end().await;
@@ -277,7 +279,7 @@ async fn a_user_may_do_what_the_readme_says_and_no_more() {
     let left = cast.enqueue(1, &second).await;
     let _third = cast.enqueue(1, &third).await;
     let _joined = cast.enqueue(0, &cast.keyed("k", 1)).await;
-    let _reader = coordinator::feed::Reader::open(&cast.nodes[1].log, cast.session).await.expect("watched");
+    let _reader = cast.nodes[1].open_reader(cast.session).await.expect("watched");
     drop(left);
     let lease = cast.lease(0).await;
     assert_eq!(run(&lease, None).await, first.id);

@@ -136,7 +136,7 @@ async fn an_append_whose_answer_was_lost_is_applied_once() {
         let marker = format!("lost-{index}");
         let (session, step) = step(&world, kind, &marker).await;
         let (before, ids) = (world.contiguous(session).await, step.ids());
-        let (mut reader, row) = coordinator::feed::Reader::open(&world.log, session).await.unwrap();
+        let (mut reader, row) = coordinator::reader::Reader::open(&world.log, session, async {}).await.unwrap();
         proxy.cut_when_answered(&marker);
         let written = within("the append", step.run(world.log.clone())).await;
         let written = written.unwrap_or_else(|error| panic!("{kind:?}: {error:?}"));

@@ -1,8 +1,8 @@
 //! Reading: pages, whole requests, folds, and the live path.
 
 use crate::world::{World, event, going_on, opening, says, within};
-use coordinator::feed::Reader;
 use coordinator::log::{Append, Log, Side};
+use coordinator::reader::Reader;
 use engine::event::{Event, EventType, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{EventId, KeyId};
@@ -192,7 +192,7 @@ pub async fn a_session_is_folded_from_its_compaction(world: &World) {
 
 pub async fn a_reader_sees_each_event_once_in_order(world: &World) {
     let (session, key) = world.session().await;
-    let (mut reader, row) = Reader::open(&world.log, session).await.unwrap();
+    let (mut reader, row) = Reader::open(&world.log, session, async {}).await.unwrap();
     assert_eq!(row.head, 1);
     reader.seek(0);
     let write = |log: Log| async move {

@@ -2,8 +2,9 @@
 
 use crate::world::{World, ended, event, going_on, new_session, opening};
 use coordinator::Error;
-use coordinator::feed::{Feeds, Reader};
+use coordinator::feed::Feeds;
 use coordinator::log::{Log, Side, State};
+use coordinator::reader::Reader;
 use engine::event::EventType;
 use engine::gate::{End, Gate, GateAfter, GateFound};
 use engine::ids::{EventId, SessionId};
@@ -96,7 +97,7 @@ pub async fn a_closing_that_another_finished_ends_no_stream_early(world: &World)
     let (session, key) = world.session().await;
     world.log.begin_close(session, key, "client_close").await.unwrap();
     let slower = Log::new(world.db.clone(), Arc::new(Feeds::default()));
-    let (reader, row) = Reader::open(&slower, session).await.unwrap();
+    let (reader, row) = Reader::open(&slower, session, async {}).await.unwrap();
     world.log.finish_close(session, EventId(coordinator::fresh_id())).await.unwrap();
     slower.finish_close(session, EventId(coordinator::fresh_id())).await.expect("does nothing");
     let head = reader.head();

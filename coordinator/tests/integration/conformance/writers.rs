@@ -50,7 +50,7 @@ pub async fn numbers_have_no_hole_under_twenty_writers(world: &World) {
 /// The write that was begun is applied and published, although nobody waits for it.
 pub async fn a_caller_that_leaves_stops_nothing(world: &World) {
     let (session, key) = world.session().await;
-    let (mut reader, _) = coordinator::feed::Reader::open(&world.log, session).await.unwrap();
+    let (mut reader, _) = coordinator::reader::Reader::open(&world.log, session, async {}).await.unwrap();
     let mut ids: Vec<EventId> = Vec::new();
     for _ in 0..20 {
         let report = event(key, EventType::SandboxRunning);

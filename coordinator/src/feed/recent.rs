@@ -1,0 +1,172 @@
+//! What a feed remembers of one session: its newest events, up to a bound, and the rendering of each.
+//!
+//! Events may come in any order and more than once; they are handed out in the order of their numbers and without a hole.
+//! Only `feed` and the reader use it.
+
+use bytes::Bytes;
+use engine::event::{Event, Payload};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+/// Events a feed remembers.
+const RECENT_EVENTS: usize = 256;
+/// Bytes of payload a feed remembers, and of a page that its readers share; a single larger event is left to the database.
+pub(super) const RECENT_BYTES: usize = 8 << 20;
+/// Views up to this size are rendered once for all readers.
+const SHARED_VIEW: usize = 64 << 10;
+
+/// An event and its view, rendered once.
+#[derive(Debug)]
+pub struct RenderedEvent {
+    /// The event.
+    pub event: Arc<Event>,
+    view: OnceLock<Bytes>,
+}
+
+impl RenderedEvent {
+    pub(crate) fn new(event: Arc<Event>) -> Self {
+        Self { event, view: OnceLock::new() }
+    }
+
+    /// The EventView. A large one is rendered anew for each reader rather than kept.
+    pub fn view(&self) -> Bytes {
+        if self.size() > SHARED_VIEW {
+            return Bytes::from(self.event.view());
+        }
+        self.view.get_or_init(|| Bytes::from(self.event.view())).clone()
+    }
+
+    /// Bytes it takes as a frame, about.
+    pub fn size(&self) -> usize {
+        size(&self.event)
+    }
+
+    /// Bytes it holds by being remembered: a request shares its messages with the session's history.
+    pub(super) fn held(&self) -> usize {
+        match &self.event.event.payload {
+            Payload::Json(raw) => raw.get().len(),
+            Payload::Request(request) => request.messages.len() * 32 + 1024,
+        }
+    }
+}
+
+/// Bytes that an event takes as a frame, about.
+pub(crate) fn size(event: &Event) -> usize {
+    match &event.event.payload {
+        Payload::Json(raw) => raw.get().len(),
+        Payload::Request(request) => {
+            request.tools.get().len() + request.messages.iter().map(|m| m.content.get().len() + 32).sum::<usize>()
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Recent {
+    /// By number. Writers on several connections or nodes may announce their events in another order.
+    events: BTreeMap<u64, Arc<RenderedEvent>>,
+    bytes: usize,
+    /// The newest number that was forgotten.
+    forgotten: u64,
+    /// Bytes of events that are in the database alone, by the number of the last of each append.
+    left_out: BTreeMap<u64, usize>,
+}
+
+impl Recent {
+    pub fn push(&mut self, shown: Arc<RenderedEvent>) {
+        let (number, held) = (shown.event.number, shown.held());
+        if number <= self.forgotten || self.events.insert(number, shown).is_some() {
+            return;
+        }
+        self.bytes += held;
+        while self.events.len() > RECENT_EVENTS || self.bytes > RECENT_BYTES {
+            let Some((number, oldest)) = self.events.pop_first() else { break };
+            self.bytes -= oldest.held();
+            self.forgotten = number;
+        }
+    }
+
+    /// Notes the size of events that stay in the database, up to that number.
+    pub fn leave_out(&mut self, number: u64, bytes: usize) {
+        self.left_out.insert(number, bytes);
+        if self.left_out.len() > RECENT_EVENTS {
+            self.left_out.pop_first();
+        }
+    }
+
+    /// What follows that number, as far as it is here without a hole.
+    pub fn after(&self, seen: u64) -> Option<Vec<Arc<RenderedEvent>>> {
+        let next = self.events.range(seen + 1..).zip(seen + 1..);
+        let next: Vec<_> =
+            next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
+        (!next.is_empty()).then_some(next)
+    }
+
+    /// Bytes of what follows that number; without bound where some of it was forgotten.
+    pub fn size_after(&self, number: u64) -> usize {
+        if number < self.forgotten {
+            return usize::MAX;
+        }
+        let here: usize = self.events.range(number + 1..).map(|(_, shown)| shown.size()).sum();
+        here + self.left_out.range(number + 1..).map(|(_, bytes)| bytes).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::event::{EventType, NewEvent};
+    use engine::ids::{EventId, KeyId, SessionId};
+
+    fn event(number: u64, size: usize) -> Arc<Event> {
+        let said = engine::json::parse(&format!("{:?}", "x".repeat(size - 2))).unwrap();
+        let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
+        let event = NewEvent { id, key, kind: EventType::ToolResult, payload: Payload::Json(said), from_client: false };
+        Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: 0, event })
+    }
+
+    fn told(numbers: &[u64]) -> Recent {
+        let mut recent = Recent::default();
+        for number in numbers {
+            recent.push(Arc::new(RenderedEvent::new(event(*number, 100))));
+        }
+        recent
+    }
+
+    fn numbers(recent: &Recent, seen: u64) -> Vec<u64> {
+        recent.after(seen).unwrap_or_default().iter().map(|shown| shown.event.number).collect()
+    }
+
+    #[test]
+    fn events_told_out_of_order_are_read_in_order() {
+        let mut recent = told(&[12, 14, 13, 11, 16]);
+        assert_eq!(numbers(&recent, 10), [11, 12, 13, 14]);
+        assert_eq!(numbers(&recent, 12), [13, 14]);
+        assert_eq!(numbers(&recent, 14), [0; 0], "15 is still missing: the database has it");
+        assert_eq!(recent.size_after(10), 500, "what is missing is not taken for a lag");
+        recent.push(Arc::new(RenderedEvent::new(event(15, 100))));
+        recent.push(Arc::new(RenderedEvent::new(event(15, 100))));
+        assert_eq!(numbers(&recent, 13), [14, 15, 16]);
+        assert_eq!((recent.size_after(10), recent.bytes), (600, 600), "told twice, kept once");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_left_to_the_database() {
+        let mut recent = told(&(1..=RECENT_EVENTS as u64 + 2).collect::<Vec<_>>());
+        assert_eq!((numbers(&recent, 1), recent.size_after(1)), (Vec::new(), usize::MAX));
+        assert_eq!(numbers(&recent, 2).len(), RECENT_EVENTS);
+        recent.push(Arc::new(RenderedEvent::new(event(1, 100))));
+        assert_eq!(numbers(&recent, 0), [0; 0], "told late, after it was forgotten");
+        recent.push(Arc::new(RenderedEvent::new(event(RECENT_EVENTS as u64 + 3, RECENT_BYTES + 1))));
+        assert_eq!((recent.events.len(), recent.bytes), (0, 0), "one that is too large alone");
+        assert_eq!(recent.size_after(RECENT_EVENTS as u64 + 2), usize::MAX);
+    }
+
+    #[test]
+    fn what_stays_in_the_database_counts_for_a_lag() {
+        let mut recent = told(&[11, 14]);
+        recent.leave_out(13, 5000);
+        assert_eq!((recent.size_after(10), recent.size_after(12), recent.size_after(13)), (5200, 5100, 100));
+        (20..1000).for_each(|number| recent.leave_out(number, 1));
+        assert_eq!((recent.left_out.len(), recent.size_after(900)), (RECENT_EVENTS, 99));
+    }
+}
