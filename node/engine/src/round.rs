@@ -4,7 +4,7 @@
 //! of the uses, the server's own first-class.
 
 use crate::history::{blocks, strip};
-use crate::ids::{EventId, KeyId};
+use crate::ids::{EventId, KeyId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::message::Role;
 use crate::params::SendMessage;
@@ -41,6 +41,17 @@ pub struct Use {
     pub dispatch: Dispatch,
     /// The MCP server that offers it.
     pub server_name: Option<String>,
+}
+
+/// A tool use that was sent: where to, as its logged request says. Recovery after a lost node asks by this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Running {
+    /// To an MCP server: `mcp.request` is logged.
+    Mcp,
+    /// To a sandbox: `sandbox.request` is logged.
+    Sandbox,
+    /// As a subagent under this id: `session.subagent.start` is logged.
+    Subagent(SubagentId),
 }
 
 /// The payload of a `tool.result` the server made.
@@ -86,8 +97,8 @@ pub struct Round {
     pub uses: Vec<Use>,
     /// The server's results so far, as blocks, one place per use.
     pub results: Vec<Option<Raw>>,
-    /// The request of the first unanswered server use is logged, its response is not.
-    pub running: bool,
+    /// Where the first unanswered server use was sent, while its request is logged and its response is not.
+    pub running: Option<Running>,
 }
 
 /// A continuation merged with the server's results.
@@ -126,7 +137,7 @@ impl Round {
         let place = self.uses.iter().position(|u| u.id == result.tool_use_id);
         if let Some(slot) = place.and_then(|place| self.results.get_mut(place)) {
             *slot = Some(result.block());
-            self.running = false;
+            self.running = None;
         }
     }
 

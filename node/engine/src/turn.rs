@@ -27,6 +27,7 @@ use crate::request::{Chain, Request};
 use crate::round::{Round, Use};
 use crate::subagent::Launch;
 use crate::toolbox::Toolbox;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,8 +54,6 @@ pub struct Context<'a> {
     pub max_rounds: u32,
     /// Subagents of one session that may run at once.
     pub max_subagents: usize,
-    /// Subagents of this session that run now.
-    pub running_subagents: usize,
     /// Makes the bytes of a new id.
     pub fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
 }
@@ -163,7 +162,6 @@ struct Call {
     compact: bool,
     rounds: u32,
     reply: Option<EventId>,
-    launching: Option<SubagentId>,
 }
 
 /// The session's log, folded.
@@ -176,6 +174,8 @@ pub struct Turn {
     /// Token count of the automatic compaction that failed last, with no success since (docs/api.md 7.4).
     failed_auto: Option<u64>,
     round: Option<Round>,
+    /// Remote subagents that are started and have not ended.
+    subagents: BTreeSet<SubagentId>,
     call: Option<(Option<CallId>, Call)>,
     compacting: Option<Compacting>,
     stage: Stage,
@@ -202,6 +202,7 @@ impl Turn {
             usage,
             failed_auto: None,
             round: None,
+            subagents: BTreeSet::new(),
             call: None,
             compacting: None,
             stage: Stage::Idle,

@@ -289,7 +289,6 @@ pub(super) fn context(app: &App, record: Record) -> Context<'static> {
         pause_timeout: app.config.turn_timeout,
         max_rounds: app.config.max_turn_iterations,
         max_subagents: app.config.max_subagents_per_session as usize,
-        running_subagents: 0,
         fresh: &coordinator::fresh_id,
     }
 }

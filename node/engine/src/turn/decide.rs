@@ -66,7 +66,7 @@ impl Turn {
                 self.fail(ctx, key, &payload, Outcome::Unavailable);
             }
         } else {
-            self.lose_tool(ctx, key);
+            self.fail_interrupted_tool(ctx, key);
         }
     }
 

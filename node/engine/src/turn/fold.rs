@@ -2,12 +2,12 @@
 
 use super::{Call, Compacting, Stage, Turn};
 use crate::event::{Event, EventType, NewEvent, Payload};
-use crate::ids::{CallId, EventId};
+use crate::ids::{CallId, EventId, SubagentId};
 use crate::json::{Object, Raw};
 use crate::message::Role;
 use crate::provider::{Usage, Wire};
 use crate::request::{Chain, Request};
-use crate::round::{Round, ToolResult, Use};
+use crate::round::{Round, Running, ToolResult, Use};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -43,18 +43,55 @@ struct CompletedPayload {
     preamble_event_id: EventId,
 }
 
+#[derive(Deserialize)]
+struct SubagentPayload {
+    /// `remote`, or `local` for one that runs at the client and is only reported.
+    dispatch: String,
+    subagent_id: SubagentId,
+}
+
 fn read<'a, T: Deserialize<'a>>(payload: &'a Raw) -> Option<T> {
     serde_json::from_str(payload.get()).ok()
 }
 
 impl Turn {
     /// Adds a committed event, in the log's order.
+    ///
+    /// An event that is no part of a turn only counts where it says how a remote subagent fares; whoever appends such events
+    /// beside a turn that is held in memory has to apply them to it as well.
     pub fn apply(&mut self, event: &Event) {
-        let Some(call) = event.call else { return };
+        let Some(call) = event.call else { return self.apply_earlier(event) };
         self.change(Some(call), &event.event);
         if let Payload::Request(request) = &event.event.payload {
             self.chain = Some(Chain::after(self.chain.as_ref(), event.number, request));
         }
+    }
+
+    /// Adds a committed event that stands before those which are folded: only what a compaction does not end is taken from it,
+    /// which is what subagents run.
+    pub fn apply_earlier(&mut self, event: &Event) {
+        if let Payload::Json(payload) = &event.event.payload {
+            self.subagent(event.event.kind, payload);
+        }
+    }
+
+    /// Counts the remote subagents. Returns the one that the event is about.
+    fn subagent(&mut self, kind: EventType, payload: &Raw) -> Option<SubagentId> {
+        let runs = match kind {
+            EventType::SubagentStart | EventType::SubagentRunning => true,
+            EventType::SubagentCompleted | EventType::SubagentFailed | EventType::SubagentCancelled => false,
+            _ => return None,
+        };
+        let SubagentPayload { dispatch, subagent_id } = read(payload)?;
+        if dispatch != "remote" {
+            return None;
+        }
+        if runs {
+            self.subagents.insert(subagent_id);
+        } else {
+            self.subagents.remove(&subagent_id);
+        }
+        Some(subagent_id)
     }
 
     /// The log as folded ends inside a call that is over; the row of the session says so.
@@ -96,7 +133,7 @@ impl Turn {
             (Some(_), None) => false,
         };
         if entered {
-            let call = Call { key: event.key, compact: true, rounds: 0, reply: None, launching: None };
+            let call = Call { key: event.key, compact: true, rounds: 0, reply: None };
             self.call = Some((id, call));
             self.compacting = None;
         } else if let (Some((known @ None, _)), Some(id)) = (&mut self.call, id) {
@@ -126,16 +163,20 @@ impl Turn {
                 }
             }
             EventType::ToolResult => self.tool_result(payload),
-            EventType::McpRequest | EventType::SandboxRequest => self.tool_runs(true),
-            EventType::McpResponse | EventType::SandboxResponse => self.tool_runs(false),
+            EventType::McpRequest => self.tool_runs(Some(Running::Mcp)),
+            EventType::SandboxRequest => self.tool_runs(Some(Running::Sandbox)),
             EventType::SubagentStart => {
-                self.tool_runs(true);
-                let id = Object::parse(payload).and_then(|p| p.str("subagent_id").and_then(|id| id.parse().ok()));
-                if let Some((_, call)) = &mut self.call {
-                    call.launching = id;
-                }
+                let started = self.subagent(kind, payload);
+                self.tool_runs(started.map(Running::Subagent));
             }
-            EventType::SubagentRunning | EventType::SubagentFailed => self.tool_runs(false),
+            EventType::McpResponse | EventType::SandboxResponse => self.tool_runs(None),
+            EventType::SubagentRunning | EventType::SubagentFailed => {
+                self.subagent(kind, payload);
+                self.tool_runs(None);
+            }
+            EventType::SubagentCompleted | EventType::SubagentCancelled => {
+                self.subagent(kind, payload);
+            }
             EventType::CompactionStarted => {
                 if let Some(StartedPayload { trigger, token_count }) = read(payload) {
                     // Failed until it completes.
@@ -171,8 +212,6 @@ impl Turn {
             | EventType::SandboxStop
             | EventType::SandboxStopped
             | EventType::SandboxError
-            | EventType::SubagentCompleted
-            | EventType::SubagentCancelled
             | EventType::SessionClose => {}
         }
     }
@@ -238,14 +277,14 @@ impl Turn {
         let content = Self::answered_blocks(&answer);
         if answer.blocks.iter().any(is_tool_use) {
             let (uses, results) = (Vec::new(), Vec::new());
-            self.round = Some(Round { key: event.key, event: event.id, content, uses, results, running: false });
+            self.round = Some(Round { key: event.key, event: event.id, content, uses, results, running: None });
             self.stage = Stage::Tools;
         } else {
             self.stage = Stage::Answered(content);
         }
     }
 
-    fn tool_runs(&mut self, running: bool) {
+    fn tool_runs(&mut self, running: Option<Running>) {
         if let Some(round) = &mut self.round {
             round.running = running;
         }
@@ -255,9 +294,6 @@ impl Turn {
     fn tool_result(&mut self, payload: &Raw) {
         let (Some(round), Some(result)) = (&mut self.round, read::<ToolResult>(payload)) else { return };
         round.answer(&result);
-        if let Some((_, call)) = &mut self.call {
-            call.launching = None;
-        }
         if let Some(results) = round.server_results() {
             let (event, content) = (round.event, round.upstream());
             self.history.push(event, Role::Assistant, &content);

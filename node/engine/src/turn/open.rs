@@ -47,7 +47,7 @@ impl Turn {
     }
 
     fn begin(&mut self, key: KeyId, compact: bool) {
-        self.call = Some((None, Call { key, compact, rounds: 0, reply: None, launching: None }));
+        self.call = Some((None, Call { key, compact, rounds: 0, reply: None }));
         self.compacting = None;
     }
 

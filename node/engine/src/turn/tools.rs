@@ -7,7 +7,7 @@ use crate::event::{EventType, NewEvent};
 use crate::ids::{EventId, KeyId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::provider::Answer;
-use crate::round::{Dispatch, ToolResult, Use, text_content};
+use crate::round::{Dispatch, Running, ToolResult, Use, text_content};
 use crate::subagent;
 use serde_json::json;
 
@@ -37,8 +37,8 @@ impl Turn {
             self.make(event(ctx, key, EventType::ServerMessage, payload));
             return None;
         };
-        if round.running {
-            return self.under_way(ctx, key, one);
+        if let Some(running) = round.running {
+            return self.under_way(ctx, key, one, running);
         }
         match (one.dispatch, &one.server_name) {
             (Dispatch::Mcp, Some(server)) => {
@@ -65,11 +65,17 @@ impl Turn {
     }
 
     /// The act that the log shows as begun, in the process that begins it.
-    fn under_way(&mut self, ctx: &Context<'_>, key: KeyId, one: Use) -> Option<Then> {
-        let launching = self.call.as_ref().and_then(|(_, call)| call.launching);
-        let (Dispatch::Subagent, Some(id)) = (one.dispatch, launching) else { return Some(Then::Mcp(one)) };
-        // It has its place among those that run since its start was logged.
-        match self.checked(ctx, &one, 0) {
+    fn under_way(&mut self, ctx: &Context<'_>, key: KeyId, one: Use, running: Running) -> Option<Then> {
+        let id = match running {
+            Running::Mcp => return Some(Then::Mcp(one)),
+            // The server runs no sandboxes: request and response are one append, so this is never found.
+            Running::Sandbox => {
+                self.sandbox_lost(ctx, key, &one);
+                return None;
+            }
+            Running::Subagent(id) => id,
+        };
+        match self.checked(ctx, &one) {
             Ok(launch) => Some(Then::Launch(id, launch)),
             Err(text) => {
                 let detail = text.strip_prefix("subagent error: ").unwrap_or(&text);
@@ -108,7 +114,11 @@ impl Turn {
         self.tool_answered(ctx, key, one, true, text_content(&format!("sandbox error: {error}")));
     }
 
-    fn checked(&self, ctx: &Context<'_>, one: &Use, running: usize) -> Result<subagent::Launch, String> {
+    /// The one that is being launched has its place since its start was logged.
+    fn checked(&self, ctx: &Context<'_>, one: &Use) -> Result<subagent::Launch, String> {
+        let launching = self.round.as_ref().and_then(|round| round.running);
+        let others = self.subagents.iter().filter(|id| launching != Some(Running::Subagent(**id)));
+        let running = others.count();
         let tool =
             ctx.tools.subagent(&one.name).ok_or_else(|| format!("the tool '{}' is not declared any more", one.name))?;
         let room = subagent::Room { available_sandboxes: &ctx.available_sandboxes, running, max: ctx.max_subagents };
@@ -116,7 +126,7 @@ impl Turn {
     }
 
     fn launch(&mut self, ctx: &Context<'_>, key: KeyId, one: Use) -> Option<Then> {
-        match self.checked(ctx, &one, ctx.running_subagents) {
+        match self.checked(ctx, &one) {
             Err(text) => {
                 self.tool_answered(ctx, key, &one, true, text_content(&text));
                 None
@@ -169,15 +179,24 @@ impl Turn {
 
     /// A tool with a recorded request and no response is not run again; a subagent's start is, because its name makes that
     /// the same start.
-    pub(super) fn lose_tool(&mut self, ctx: &Context<'_>, key: KeyId) {
-        let running = self.round.as_ref().is_some_and(|round| round.running);
-        if let Some((_, one)) = self.current_use().filter(|_| running)
-            && one.dispatch == Dispatch::Mcp
-        {
-            let payload = json!({"server_name": one.server_name, "ok": false, "error": LOST});
-            self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::McpResponse, &payload));
-            self.tool_answered(ctx, key, &one, true, text_content(&format!("MCP error: {LOST}")));
+    pub(super) fn fail_interrupted_tool(&mut self, ctx: &Context<'_>, key: KeyId) {
+        let Some(running) = self.round.as_ref().and_then(|round| round.running) else { return };
+        let Some((_, one)) = self.current_use() else { return };
+        match running {
+            Running::Mcp => {
+                let payload = json!({"server_name": one.server_name, "ok": false, "error": LOST});
+                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::McpResponse, &payload));
+                self.tool_answered(ctx, key, &one, true, text_content(&format!("MCP error: {LOST}")));
+            }
+            Running::Sandbox => self.sandbox_lost(ctx, key, &one),
+            Running::Subagent(_) => {}
         }
+    }
+
+    fn sandbox_lost(&mut self, ctx: &Context<'_>, key: KeyId, one: &Use) {
+        let payload = json!({"sandbox_id": null, "ok": false, "error": LOST});
+        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SandboxResponse, &payload));
+        self.tool_answered(ctx, key, one, true, text_content(&format!("sandbox error: {LOST}")));
     }
 
     fn current_use(&self) -> Option<(KeyId, Use)> {

@@ -4,8 +4,7 @@ use crate::plan::{Plan, Row, Stops};
 use crate::script::{Answer, Block, By, Fit, Op, Script, What};
 use crate::world::{World, client, run};
 use crate::{order, read::Fields};
-use engine::event::EventType;
-use engine::event::Payload;
+use engine::event::{Event, EventType, Payload};
 use engine::gate::{GateAfter, GateFound};
 use engine::json;
 use engine::open::Compaction;
@@ -52,6 +51,48 @@ fn a_subagents_start_is_made_again() {
     let whole = run(&script, WHOLE, kinds);
     assert!(whole.contains(&EventType::SubagentRunning));
     assert_eq!(run(&script, Plan { stops: Stops::Every, ..WHOLE }, kinds), whole);
+}
+
+/// Eight may run at once, by the log: those that were launched before count, those that have ended do not.
+#[test]
+fn running_subagents_are_counted_from_the_log() {
+    let mut ops: Vec<Op> = [0, 7, 7, 6].map(|running| Op { running, ..op(By::Owner, What::Plain(0)) }).into();
+    ops.push(Op { running: 7, ..op(By::Owner, What::Compact(None)) });
+    ops.push(Op { running: 7, ..op(By::Owner, What::Plain(0)) });
+    let text = || Answer::Blocks(vec![Block::Text(0)], Some(100));
+    let answers = [0, 1, 2, 3, 4].map(|_| [uses("sub", 3), text()]).into_iter().flatten().collect();
+    let script = script(ops, answers);
+    let launched = |world: &World<'_>| {
+        order::check(world);
+        let runs = |e: &&Event| e.call.is_some() && e.event.kind == EventType::SubagentRunning;
+        world.calls.iter().map(|call| world.log.iter().filter(runs).any(|e| e.call == Some(call.id))).collect()
+    };
+    // The first runs on, so there is room for it and seven others: none at 7, one more at 6, none again after it.
+    let expected = vec![true, false, false, true, false, false];
+    for (stops, newest) in [(Stops::Never, false), (Stops::Every, false), (Stops::Every, true)] {
+        let seen: Vec<bool> = run(&script, Plan { stops, newest, ..WHOLE }, launched);
+        assert_eq!(seen, expected, "{stops:?}, newest {newest}");
+    }
+}
+
+/// What is running was sent where the log says: nothing but an MCP call is called through MCP, or carried on as one.
+#[test]
+fn a_sandbox_act_is_never_carried_on() {
+    let script = script(vec![op(By::Owner, What::Plain(0))], vec![uses("run", 0)]);
+    run(&script, WHOLE, |world| {
+        let request = world.log.iter().position(|e| e.event.kind == EventType::SandboxRequest).expect("sent");
+        let mut turn = Turn::default();
+        world.log[..=request].iter().for_each(|event| turn.apply(event));
+        let mut recovered = turn.clone();
+        recovered.recover(&world.context(), 1);
+        for turn in [&mut turn, &mut recovered] {
+            let step = turn.next(&world.context());
+            let kinds: Vec<EventType> = step.events.iter().map(|event| event.kind).collect();
+            assert_eq!(kinds[..2], [EventType::SandboxResponse, EventType::ToolResult]);
+            assert!(step.events[1].payload.text().contains("sandbox error: the outcome of this call is unknown"));
+            assert!(matches!(step.then, Then::Ask(_)), "{step:?}");
+        }
+    });
 }
 
 /// The client hides the subagent tool behind one of its own while the node that starts a subagent is down.

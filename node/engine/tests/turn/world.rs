@@ -8,7 +8,7 @@ use crate::requests;
 use crate::script::{By, Fit, Op, Script, What};
 use engine::event::{Event, EventType, NewEvent, Payload};
 use engine::gate::{End, GateAfter, GateFound};
-use engine::ids::{CallId, EventId, KeyId, SessionId};
+use engine::ids::{CallId, EventId, KeyId, SessionId, SubagentId};
 use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
@@ -48,6 +48,8 @@ pub struct World<'a> {
     pub lost: usize,
     /// Compacts answered at once because a pause waits.
     pub in_progress: usize,
+    /// Subagents that run beside those which the script launches.
+    others: Vec<SubagentId>,
     cursor: Cursor,
     op: Op,
     /// What a client may have declared.
@@ -76,6 +78,7 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
         tool_appends: Vec::new(),
         lost: 0,
         in_progress: 0,
+        others: Vec::new(),
         cursor: Cursor::default(),
         op,
         tools: [0, 1, 2, 3].map(peers::toolbox),
@@ -110,7 +113,6 @@ impl<'a> World<'a> {
             pause_timeout: PAUSE,
             max_rounds: self.script.max_rounds,
             max_subagents: 8,
-            running_subagents: self.op.running,
             fresh: self.fresh,
         }
     }
@@ -188,6 +190,7 @@ impl<'a> World<'a> {
                 (Opening::Message(message), fit.filter(|_| gate == GateFound::OwnPause))
             }
         };
+        self.other_subagents(turn);
         let refused = turn.open(&self.context(), &opening, key, gate).err();
         let id = CallId((self.calls.len() as u128 + 1).to_be_bytes());
         let primary = self.op.primary;
@@ -282,6 +285,34 @@ impl<'a> World<'a> {
         self.log.push(committed(self.log.len() as u64 + 1, None, event));
     }
 
+    /// As many other subagents run as the script says; a local one is reported that does not count.
+    fn other_subagents(&mut self, turn: &mut Turn) {
+        while self.others.len() < self.op.running {
+            let id = SubagentId((self.fresh)());
+            self.others.push(id);
+            self.subagent(turn, EventType::SubagentStart, "remote", id);
+            self.subagent(turn, EventType::SubagentRunning, "remote", id);
+            self.subagent(turn, EventType::SubagentRunning, "local", SubagentId((self.fresh)()));
+        }
+        while self.others.len() > self.op.running {
+            let Some(id) = self.others.pop() else { break };
+            let kind = match self.others.len() % 3 {
+                0 => EventType::SubagentCompleted,
+                1 => EventType::SubagentFailed,
+                _ => EventType::SubagentCancelled,
+            };
+            self.subagent(turn, kind, "remote", id);
+        }
+    }
+
+    fn subagent(&mut self, turn: &mut Turn, kind: EventType, dispatch: &str, id: SubagentId) {
+        let payload = serde_json::json!({"dispatch": dispatch, "subagent_id": id});
+        let event = NewEvent::new(EventId((self.fresh)()), client(9), kind, &payload);
+        let event = committed(self.log.len() as u64 + 1, None, event);
+        turn.apply(&event);
+        self.log.push(event);
+    }
+
     fn stops(&mut self, then: &Then) -> bool {
         let (append, tool) = (self.appends - 1, matches!(then, Then::Mcp(_)));
         let stops = match self.plan.stops {
@@ -308,6 +339,7 @@ impl<'a> World<'a> {
     fn fold(&self) -> Turn {
         let start = if self.plan.newest { requests::start(&self.log) } else { 0 };
         let mut turn = Turn::new(requests::usage(&self.log[..start]));
+        self.log[..start].iter().for_each(|event| turn.apply_earlier(event));
         for event in &self.log[start..] {
             let mut event = event.clone();
             if matches!(event.event.payload, Payload::Request(_)) {
