@@ -15,6 +15,8 @@ pub struct CallRecord {
     pub id: CallId,
     /// Digest of the params its idempotency key came with.
     pub params_digest: Option<Vec<u8>>,
+    /// The caller's trace, as it opened the call.
+    pub traceparent: Option<String>,
     /// Number of its first event.
     pub first: u64,
     /// Number of its last event and its outcome, once it has ended.
@@ -29,15 +31,22 @@ impl CallRecord {
             _ => None,
         };
         let first: i64 = row.get("first_event")?;
-        Ok(Self { id: CallId::read(row, "id")?, params_digest: row.get("params_digest")?, first: first as u64, ended })
+        Ok(Self {
+            id: CallId::read(row, "id")?,
+            params_digest: row.get("params_digest")?,
+            traceparent: row.get("traceparent")?,
+            first: first as u64,
+            ended,
+        })
     }
 }
 
 const BY_KEY: Sql = sql!(
-    "SELECT id, params_digest, first_event, last_event, outcome FROM calls \
+    "SELECT id, params_digest, traceparent, first_event, last_event, outcome FROM calls \
      WHERE session = $1 AND client_key = $2 AND idempotency_key = $3"
 );
-const BY_ID: Sql = sql!("SELECT id, params_digest, first_event, last_event, outcome FROM calls WHERE id = $1");
+const BY_ID: Sql =
+    sql!("SELECT id, params_digest, traceparent, first_event, last_event, outcome FROM calls WHERE id = $1");
 
 const STARTED: Sql = Sql {
     sqlite: "SELECT id FROM calls WHERE id IN (SELECT unhex(value) FROM json_each($1))",

@@ -12,12 +12,14 @@ use coordinator::log::{Append, CallRow};
 use engine::event::Event;
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::CallId;
+use engine::request::Request;
 use engine::round::Use;
 use engine::rpc::RpcError;
 use engine::turn::{Context, McpReply, Step, Then};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 /// How long an append of a running turn is repeated while the database is unavailable. After that the turn is left in the log,
 /// where the sweep of some node finds it.
@@ -42,6 +44,25 @@ pub(super) struct Open {
     pub first: Option<Step>,
 }
 
+/// A call and the trace context (W3C `traceparent`) that its caller sent. It is the context of what is done outside for the
+/// call: each provider attempt and each tool call is a span of its own in it, also after another node has taken the call over.
+pub(super) struct CallTrace {
+    pub call: CallId,
+    pub parent: Option<String>,
+}
+
+impl CallTrace {
+    fn attempt(&self, request: &Request) -> Span {
+        let parent = self.parent.as_deref();
+        tracing::debug_span!("provider_attempt", traceparent = parent, call = %self.call, entry = request.entry)
+    }
+
+    fn tool_call(&self, one: &Use) -> Span {
+        let (parent, server) = (self.parent.as_deref(), one.server_name.as_deref());
+        tracing::debug_span!("tool_call", traceparent = parent, call = %self.call, tool = one.name, server)
+    }
+}
+
 /// What stopped an append.
 enum Stopped {
     /// See [`Ended`].
@@ -51,7 +72,8 @@ enum Stopped {
 }
 
 impl Owner {
-    pub(super) async fn drive(&mut self, call: CallId, mut ctx: Context<'static>, open: Option<Open>) -> Ended {
+    pub(super) async fn drive(&mut self, trace: CallTrace, mut ctx: Context<'static>, open: Option<Open>) -> Ended {
+        let call = trace.call;
         let (mut opening, mut first) = match open {
             Some(Open { call, gate, first }) => (Some((call, gate)), first),
             None => (None, None),
@@ -104,14 +126,16 @@ impl Owner {
                 Then::Continue | Then::End(_) => {}
                 Then::Ask(request) => {
                     let providers = Arc::clone(&self.app.providers);
-                    let Some(reply) = self.unless_stopped(call, providers.attempt(&request)).await else {
+                    let attempt = providers.attempt(&request).instrument(trace.attempt(&request));
+                    let Some(reply) = self.unless_stopped(call, attempt).await else {
                         return Ended::Stop;
                     };
                     self.turn.provider_answered(&ctx, reply);
                 }
                 Then::Mcp(one) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
-                    let Some(reply) = self.unless_stopped(call, call_mcp(&app, session, &one)).await else {
+                    let tool_call = call_mcp(&app, session, &one).instrument(trace.tool_call(&one));
+                    let Some(reply) = self.unless_stopped(call, tool_call).await else {
                         return Ended::Stop;
                     };
                     self.turn.mcp_answered(&ctx, reply);

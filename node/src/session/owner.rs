@@ -2,7 +2,7 @@
 //!
 //! Only the task that holds the lease runs this. `session` starts it for every lease that the coordinator hands over.
 
-use super::drive::{Ended, Open};
+use super::drive::{CallTrace, Ended, Open};
 use crate::app::App;
 use coordinator::Error;
 use coordinator::cluster::{Call, Claim};
@@ -226,7 +226,9 @@ impl Owner {
         self.lease.tell(call, Progress::Running).await;
         let ctx = context(&self.app, record);
         self.turn.recover(&ctx, takeovers);
-        self.drive(call, ctx, None).await
+        // A trace is no reason to leave the turn: without one its spans stand alone.
+        let started = self.app.log.call(call).await.ok().flatten();
+        self.drive(CallTrace { call, parent: started.and_then(|call| call.traceparent) }, ctx, None).await
     }
 
     async fn serve_call(&mut self, call: Call) -> Ended {
@@ -257,7 +259,8 @@ impl Owner {
                 Err(error) => return self.refuse(call.id, error).await,
             },
         };
-        self.drive(call.id, ctx, Some(Open { call, gate, first })).await
+        let trace = CallTrace { call: call.id, parent: call.traceparent.clone() };
+        self.drive(trace, ctx, Some(Open { call, gate, first })).await
     }
 
     async fn refuse(&self, call: CallId, error: RpcError) -> Ended {

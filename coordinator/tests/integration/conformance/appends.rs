@@ -60,6 +60,7 @@ pub async fn a_call_is_recorded_with_its_end(world: &World) {
     both.end = Some(ended());
     world.log.append(both.clone()).await.unwrap();
     let record = world.log.call(both.call).await.unwrap().unwrap();
+    assert_eq!(record.traceparent, None);
     assert_eq!((record.first, record.ended), (5, Some((5, Outcome::Unavailable))), "opened and ended in one append");
 
     let calls: Vec<_> = world.events(session).await.iter().map(|event| event.call).collect();
@@ -84,6 +85,7 @@ pub async fn an_idempotency_key_opens_one_call(world: &World) {
     assert_eq!(world.contiguous(session).await.len(), 2, "nothing of the losers");
     let found = world.log.call_by_key(session, key, "once").await.unwrap().unwrap();
     assert_eq!((found.id, found.params_digest), (first.call, Some(vec![1; 32])));
+    assert_eq!(found.traceparent.as_deref(), Some("00-trace"));
     assert!(world.log.call_by_key(session, key, "twice").await.unwrap().is_none());
     let other = world.key(world.profile().await).await;
     assert!(world.log.call_by_key(session, other, "once").await.unwrap().is_none(), "a key is its client's own");
