@@ -15,7 +15,7 @@ use crate::db::sql::Row;
 use engine::event::{Event, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, KeyId, SessionId};
-use engine::request::Chain;
+use engine::request::DeltaChain;
 use std::sync::Arc;
 
 /// An append of a turn.
@@ -32,7 +32,7 @@ pub struct Append {
     /// The events, in order.
     pub events: Vec<NewEvent>,
     /// What a `provider.request` among them may refer to.
-    pub chain: Option<Chain>,
+    pub chain: Option<DeltaChain>,
     /// Given by the append that ends the call; without it the call goes on.
     pub end: Option<End>,
 }

@@ -104,18 +104,18 @@ pub enum Unreadable {
 
 /// Where a chain of stored requests stands: what the next one may refer to.
 #[derive(Debug, Clone)]
-pub struct Chain {
+pub struct DeltaChain {
     /// Number of the event that starts the chain.
     pub root: u64,
     /// The newest request of the chain.
     pub last: Arc<Request>,
 }
 
-impl Chain {
+impl DeltaChain {
     /// The chain after the request in event `number`, which was stored against `before`.
-    pub fn after(before: Option<&Chain>, number: u64, request: &Arc<Request>) -> Chain {
+    pub fn after(before: Option<&DeltaChain>, number: u64, request: &Arc<Request>) -> DeltaChain {
         let root = before.filter(|chain| request.kept(&chain.last) > 0).map_or(number, |chain| chain.root);
-        Chain { root, last: Arc::clone(request) }
+        DeltaChain { root, last: Arc::clone(request) }
     }
 }
 
@@ -125,7 +125,7 @@ impl Request {
     }
 
     /// The stored form, referring to the newest request of the chain for whatever is the same.
-    pub fn store(&self, chain: Option<&Chain>) -> String {
+    pub fn store(&self, chain: Option<&DeltaChain>) -> String {
         let base = chain.map(|chain| (chain, self.kept(&chain.last))).filter(|(_, keep)| *keep > 0);
         let keep = base.map_or(0, |(_, keep)| keep);
         let new = self.messages[keep..].iter().map(|m| StoredMessage { role: m.role, content: Arc::clone(&m.content) });
@@ -261,7 +261,7 @@ mod tests {
             for (i, (words, tools)) in histories.iter().enumerate() {
                 let request = request(words, tools);
                 stored.push((request.store(chain.as_ref()), request.payload()));
-                chain = Some(Chain::after(chain.as_ref(), i as u64 + 1, &request));
+                chain = Some(DeltaChain::after(chain.as_ref(), i as u64 + 1, &request));
             }
             let last = stored.len() - 1;
             for target in 0..=last {

@@ -30,7 +30,7 @@ pub enum Dispatch {
 
 /// A tool use and where it goes: the payload of `tool.call`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Use {
+pub struct ToolUse {
     /// The model's id of it, echoed by its result.
     pub id: String,
     /// The tool.
@@ -94,7 +94,7 @@ pub struct Round {
     /// The answer's content, verbatim.
     pub content: Raw,
     /// Its tool uses, in order.
-    pub uses: Vec<Use>,
+    pub uses: Vec<ToolUse>,
     /// The server's results so far, as blocks, one place per use.
     pub results: Vec<Option<Raw>>,
     /// Where the first unanswered server use was sent, while its request is logged and its response is not.
@@ -150,8 +150,8 @@ impl Round {
                 let used = Object::parse(&block).filter(|b| b.str("type").as_deref() == Some("tool_use"));
                 let found = used.and_then(|b| {
                     let id = b.str("id")?;
-                    let one = self.uses.iter().find(|u| u.id == id)?;
-                    Some(b.with(&[("dispatch", &json::encode(&one.dispatch))]))
+                    let tool_use = self.uses.iter().find(|u| u.id == id)?;
+                    Some(b.with(&[("dispatch", &json::encode(&tool_use.dispatch))]))
                 });
                 found.unwrap_or(block)
             })
@@ -212,7 +212,7 @@ impl Round {
         Ok(self.merge(&results, &others))
     }
 
-    fn client_uses(&self) -> impl Iterator<Item = &Use> {
+    fn client_uses(&self) -> impl Iterator<Item = &ToolUse> {
         self.uses.iter().filter(|u| u.dispatch == Dispatch::Client)
     }
 
@@ -240,7 +240,7 @@ impl Round {
 }
 
 /// The made-up result of a client use.
-fn abandoned(u: &Use) -> ToolResult {
+fn abandoned(u: &ToolUse) -> ToolResult {
     ToolResult {
         tool_use_id: u.id.clone(),
         dispatch: Dispatch::Client,

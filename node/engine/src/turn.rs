@@ -23,8 +23,8 @@ use crate::json::Raw;
 use crate::open::Compaction;
 use crate::outcome::Outcome;
 use crate::provider::{Answer, Entry, Usage};
-use crate::request::{Chain, Request};
-use crate::round::{Round, Use};
+use crate::request::{DeltaChain, Request};
+use crate::round::{Round, ToolUse};
 use crate::subagent::Launch;
 use crate::toolbox::Toolbox;
 use std::collections::BTreeSet;
@@ -66,18 +66,18 @@ pub struct Step {
     /// The append stores a compaction's result: if it cannot be made, fold anew and say [`Turn::store_failed`].
     pub store: bool,
     /// What follows once they are committed.
-    pub then: Then,
+    pub action: Action,
 }
 
 /// What follows an append.
 #[derive(Debug)]
-pub enum Then {
+pub enum Action {
     /// Ask again at once: these events had to be committed by themselves.
     Continue,
     /// Make this attempt, then [`Turn::provider_answered`].
     Ask(Arc<Request>),
     /// Call this MCP tool, then [`Turn::mcp_answered`].
-    Mcp(Use),
+    Mcp(ToolUse),
     /// Start this subagent, then [`Turn::launched`].
     Launch(SubagentId, Launch),
     /// The call has ended, or paused: the append says so too.
@@ -168,7 +168,7 @@ struct Call {
 #[derive(Debug, Clone)]
 pub struct Turn {
     history: History,
-    chain: Option<Chain>,
+    chain: Option<DeltaChain>,
     /// Usage sum of the newest answer that is no compaction's.
     usage: Option<u64>,
     /// Token count of the automatic compaction that failed last, with no success since (docs/api.md 7.4).
@@ -218,7 +218,7 @@ impl Turn {
     }
 
     /// What the next request may refer to.
-    pub fn chain(&self) -> Option<&Chain> {
+    pub fn chain(&self) -> Option<&DeltaChain> {
         self.chain.as_ref()
     }
 
@@ -240,7 +240,7 @@ impl Turn {
     /// The events handed out last are committed, from this number on.
     pub fn committed(&mut self, first: u64) {
         if let Some((place, request)) = self.unnumbered.take() {
-            self.chain = Some(Chain::after(self.chain.as_ref(), first + place as u64, &request));
+            self.chain = Some(DeltaChain::after(self.chain.as_ref(), first + place as u64, &request));
         }
     }
 

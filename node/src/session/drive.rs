@@ -13,9 +13,9 @@ use engine::event::Event;
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::CallId;
 use engine::request::Request;
-use engine::round::Use;
+use engine::round::ToolUse;
 use engine::rpc::RpcError;
-use engine::turn::{Context, McpReply, Step, Then};
+use engine::turn::{Action, Context, McpReply, Step};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -57,9 +57,9 @@ impl CallTrace {
         tracing::debug_span!("provider_attempt", traceparent = parent, call = %self.call, entry = request.entry)
     }
 
-    fn tool_call(&self, one: &Use) -> Span {
-        let (parent, server) = (self.parent.as_deref(), one.server_name.as_deref());
-        tracing::debug_span!("tool_call", traceparent = parent, call = %self.call, tool = one.name, server)
+    fn tool_call(&self, tool_use: &ToolUse) -> Span {
+        let (parent, server) = (self.parent.as_deref(), tool_use.server_name.as_deref());
+        tracing::debug_span!("tool_call", traceparent = parent, call = %self.call, tool = tool_use.name, server)
     }
 }
 
@@ -80,8 +80,8 @@ impl Owner {
         };
         loop {
             let step = first.take().unwrap_or_else(|| self.turn.next(&ctx));
-            let Step { events, store, then } = step;
-            if !events.is_empty() || matches!(then, Then::End(_)) {
+            let Step { events, store, action } = step;
+            if !events.is_empty() || matches!(action, Action::End(_)) {
                 let append = Append {
                     session: self.session,
                     epoch: self.epoch,
@@ -89,9 +89,9 @@ impl Owner {
                     open: opening.as_ref().map(|(call, gate)| row_of(call, *gate)),
                     events,
                     chain: self.turn.chain().cloned(),
-                    end: match &then {
-                        Then::End(end) => Some(end.clone()),
-                        Then::Continue | Then::Ask(_) | Then::Mcp(_) | Then::Launch(..) => None,
+                    end: match &action {
+                        Action::End(end) => Some(end.clone()),
+                        Action::Continue | Action::Ask(_) | Action::Mcp(_) | Action::Launch(..) => None,
                     },
                 };
                 match self.append(append, opening.as_ref(), store).await {
@@ -99,7 +99,7 @@ impl Owner {
                         if let Some(first) = committed.first() {
                             self.turn.committed(first.number);
                         }
-                        if let Then::End(end) = then {
+                        if let Action::End(end) = action {
                             return self.ended(call, &committed, end).await;
                         }
                         if opening.take().is_some() {
@@ -117,14 +117,14 @@ impl Owner {
                     },
                 }
             }
-            let external = matches!(then, Then::Ask(_) | Then::Mcp(_) | Then::Launch(..));
+            let external = matches!(action, Action::Ask(_) | Action::Mcp(_) | Action::Launch(..));
             if external && !self.lease.may_act(self.epoch).await {
                 tracing::warn!(session = %self.session, "the lease has run out; another node goes on");
                 return Ended::Stop;
             }
-            match then {
-                Then::Continue | Then::End(_) => {}
-                Then::Ask(request) => {
+            match action {
+                Action::Continue | Action::End(_) => {}
+                Action::Ask(request) => {
                     let providers = Arc::clone(&self.app.providers);
                     let attempt = providers.attempt(&request).instrument(trace.attempt(&request));
                     let Some(reply) = self.unless_stopped(call, attempt).await else {
@@ -132,16 +132,16 @@ impl Owner {
                     };
                     self.turn.provider_answered(&ctx, reply);
                 }
-                Then::Mcp(one) => {
+                Action::Mcp(tool_use) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
-                    let tool_call = call_mcp(&app, session, &one).instrument(trace.tool_call(&one));
+                    let tool_call = call_mcp(&app, session, &tool_use).instrument(trace.tool_call(&tool_use));
                     let Some(reply) = self.unless_stopped(call, tool_call).await else {
                         return Ended::Stop;
                     };
                     self.turn.mcp_answered(&ctx, reply);
                     self.renew(&mut ctx).await;
                 }
-                Then::Launch(id, launch) => {
+                Action::Launch(id, launch) => {
                     self.turn.launched(&ctx, id, &launch, Err(NO_SANDBOX_DRIVER.to_owned()));
                     self.renew(&mut ctx).await;
                 }
@@ -279,12 +279,12 @@ fn row_of(call: &Call, gate: GateFound) -> CallRow {
     CallRow { key: call.key, idempotency: call.idempotency.clone(), traceparent: call.traceparent.clone(), gate }
 }
 
-async fn call_mcp(app: &crate::app::App, session: engine::ids::SessionId, one: &Use) -> McpReply {
-    let name = one.server_name.as_deref().unwrap_or_default();
+async fn call_mcp(app: &crate::app::App, session: engine::ids::SessionId, tool_use: &ToolUse) -> McpReply {
+    let name = tool_use.server_name.as_deref().unwrap_or_default();
     let Some(server) = app.config.mcp_servers.iter().find(|server| server.name == name) else {
         return McpReply::Failed(format!("server '{name}' is not configured any more"));
     };
-    match app.mcp.call(session, server, &one.name, &one.input, None).await {
+    match app.mcp.call(session, server, &tool_use.name, &tool_use.input, None).await {
         crate::mcp::CallOutcome::Ok { result, is_error } => {
             let content = crate::mcp::content_blocks(&result);
             McpReply::Result { result, is_error, content }

@@ -12,7 +12,7 @@ use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
-use engine::request::Chain;
+use engine::request::DeltaChain;
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
 use std::sync::Arc;
@@ -219,7 +219,7 @@ pub(super) fn free(session: SessionId, events: Vec<NewEvent>) -> Entry {
     Entry { session, turn: None, events, requests }
 }
 
-fn requests(events: &[NewEvent], chain: Option<&Chain>) -> Vec<Option<String>> {
+fn requests(events: &[NewEvent], chain: Option<&DeltaChain>) -> Vec<Option<String>> {
     let stored = |event: &NewEvent| match &event.payload {
         Payload::Json(_) => None,
         Payload::Request(request) => Some(request.store(chain)),

@@ -7,7 +7,7 @@ use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
-use engine::request::Chain;
+use engine::request::DeltaChain;
 use std::sync::Arc;
 
 /// The update of a turn's append, with the condition of its kind.
@@ -150,7 +150,7 @@ pub(in crate::log) async fn insert(
     c: &mut Connection,
     to: Inserted,
     events: &[NewEvent],
-    chain: Option<&Chain>,
+    chain: Option<&DeltaChain>,
 ) -> Result<Vec<Arc<Event>>, Error> {
     let mut committed = Vec::with_capacity(events.len());
     for (number, event) in (to.first..).zip(events) {

@@ -9,7 +9,7 @@ use engine::ids::{EventId, KeyId};
 use engine::json;
 use engine::message::{Message, Role};
 use engine::provider::Wire;
-use engine::request::{Chain, Kind, Request};
+use engine::request::{DeltaChain, Kind, Request};
 use std::sync::Arc;
 
 pub async fn pages_go_on_where_the_last_ended(world: &World) {
@@ -102,13 +102,13 @@ pub async fn requests_are_whole(world: &World) {
     ];
     let open = opening(session, epoch, key, GateFound::Free);
     world.log.append(open.clone()).await.unwrap();
-    let mut chain: Option<Chain> = None;
+    let mut chain: Option<DeltaChain> = None;
     for request in &sent {
         let mut next = going_on(&open, None);
         next.events.insert(0, asks(key, request));
         next.chain = chain.clone();
         let committed = world.log.append(next).await.unwrap();
-        chain = Some(Chain::after(chain.as_ref(), committed[0].number, request));
+        chain = Some(DeltaChain::after(chain.as_ref(), committed[0].number, request));
     }
     let whole: Vec<String> = sent.iter().map(|request| request.payload()).collect();
     let shown = |events: &[Arc<Event>]| {

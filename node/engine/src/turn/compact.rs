@@ -1,7 +1,7 @@
 //! Compaction (docs/api.md 7 and 13.3): the model's own summary becomes the start of history.
 
 use super::open::event;
-use super::{Context, Stage, Step, Summary, Then, Turn};
+use super::{Action, Context, Stage, Step, Summary, Turn};
 use crate::event::{EventType, NewEvent};
 use crate::gate::{End, GateAfter};
 use crate::history::PREAMBLE;
@@ -113,7 +113,7 @@ impl Turn {
         }
         let events = std::mem::take(&mut self.made);
         self.finish();
-        Step { events, store: true, then: Then::End(End { outcome, gate: GateAfter::Free }) }
+        Step { events, store: true, action: Action::End(End { outcome, gate: GateAfter::Free }) }
     }
 
     /// The result of the compaction could not be stored, on a `Turn` folded anew: says so in the log. A message's turn still

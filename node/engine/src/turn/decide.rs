@@ -1,7 +1,7 @@
 //! Deciding: what the folded log and the context say comes next, and what an answer from outside means.
 
 use super::open::event;
-use super::{Context, MAX_TAKEOVERS, Reply, Stage, Step, Then, Turn};
+use super::{Action, Context, MAX_TAKEOVERS, Reply, Stage, Step, Turn};
 use crate::event::{EventType, NewEvent, Payload};
 use crate::gate::GateAfter;
 use crate::ids::{EventId, KeyId};
@@ -21,18 +21,18 @@ impl Turn {
         loop {
             match self.stage.clone() {
                 Stage::Ask => match self.ask(ctx, key) {
-                    Some(request) => return self.act(Then::Ask(request)),
+                    Some(request) => return self.act(Action::Ask(request)),
                     None => continue,
                 },
-                Stage::Asking(request) => return self.act(Then::Ask(request)),
-                Stage::Failed(request) => self.walk_on(ctx, key, &request),
+                Stage::Asking(request) => return self.act(Action::Ask(request)),
+                Stage::Failed(request) => self.next_fallback(ctx, key, &request),
                 Stage::Answered(content) => {
                     let payload = json::built(format!(r#"{{"role":"assistant","content":{content}}}"#));
                     self.make(event(ctx, key, EventType::ServerMessage, payload));
                 }
                 Stage::Tools => {
-                    if let Some(then) = self.next_tool(ctx, key) {
-                        return self.act(then);
+                    if let Some(action) = self.next_tool(ctx, key) {
+                        return self.act(action);
                     }
                 }
                 Stage::Replied => {
@@ -43,7 +43,7 @@ impl Turn {
                 Stage::Paused => return self.end(self.replied_outcome(), GateAfter::Paused(ctx.pause_timeout)),
                 Stage::Compact => self.ask_summary(ctx, key),
                 // The answer is committed before its result is tried to be stored.
-                Stage::Summarized(Ok(_)) if !self.made.is_empty() => return self.act(Then::Continue),
+                Stage::Summarized(Ok(_)) if !self.made.is_empty() => return self.act(Action::Continue),
                 Stage::Summarized(Ok(summary)) => return self.store(ctx, key, &summary),
                 Stage::Summarized(Err(detail)) => self.stage = Stage::Compacted(Err(detail)),
                 Stage::Compacted(result) => return self.end(self.compacted_outcome(result), GateAfter::Free),
@@ -110,8 +110,8 @@ impl Turn {
         }
     }
 
-    pub(super) fn act(&mut self, then: Then) -> Step {
-        Step { events: std::mem::take(&mut self.made), store: false, then }
+    pub(super) fn act(&mut self, action: Action) -> Step {
+        Step { events: std::mem::take(&mut self.made), store: false, action }
     }
 
     /// The first attempt of a round trip; none if the call ends instead.
@@ -161,7 +161,7 @@ impl Turn {
     }
 
     /// The next fallback is asked the same, or the walk is exhausted.
-    fn walk_on(&mut self, ctx: &Context<'_>, key: KeyId, failed: &Request) {
+    fn next_fallback(&mut self, ctx: &Context<'_>, key: KeyId, failed: &Request) {
         let fallback = ctx.fallbacks.get(failed.attempt as usize - 1);
         match fallback {
             Some(entry) => {

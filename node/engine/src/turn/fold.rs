@@ -6,8 +6,8 @@ use crate::ids::{CallId, EventId, SubagentId};
 use crate::json::{Object, Raw};
 use crate::message::Role;
 use crate::provider::{Usage, Wire};
-use crate::request::{Chain, Request};
-use crate::round::{Round, Running, ToolResult, Use};
+use crate::request::{DeltaChain, Request};
+use crate::round::{Round, Running, ToolResult, ToolUse};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl Turn {
         let Some(call) = event.call else { return self.apply_earlier(event) };
         self.change(Some(call), &event.event);
         if let Payload::Request(request) = &event.event.payload {
-            self.chain = Some(Chain::after(self.chain.as_ref(), event.number, request));
+            self.chain = Some(DeltaChain::after(self.chain.as_ref(), event.number, request));
         }
     }
 
@@ -157,8 +157,8 @@ impl Turn {
             EventType::ServerMessage => self.server_message(event, payload),
             EventType::ProviderResponse => self.responded(event, payload),
             EventType::ToolCall => {
-                if let (Some(round), Some(one)) = (&mut self.round, read::<Use>(payload)) {
-                    round.uses.push(one);
+                if let (Some(round), Some(tool_use)) = (&mut self.round, read::<ToolUse>(payload)) {
+                    round.uses.push(tool_use);
                     round.results.push(None);
                 }
             }

@@ -1,6 +1,6 @@
 //! Opening a call: what its first append says, or why it is refused with nothing recorded.
 
-use super::{Call, Context, Stage, Step, Then, Turn};
+use super::{Action, Call, Context, Stage, Step, Turn};
 use crate::event::{EventType, NewEvent, Payload};
 use crate::gate::{End, GateAfter, GateFound};
 use crate::history::blocks;
@@ -129,7 +129,7 @@ impl Turn {
         if !matches!(gate, GateAfter::Paused(_)) {
             self.finish();
         }
-        Step { events, store: false, then: Then::End(End { outcome, gate }) }
+        Step { events, store: false, action: Action::End(End { outcome, gate }) }
     }
 }
 

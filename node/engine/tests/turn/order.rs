@@ -29,7 +29,7 @@ impl Seen {
 pub struct Cut;
 
 /// A use of a round and the server's result for it.
-struct Use {
+struct ToolUse {
     id: String,
     dispatch: String,
     server: bool,
@@ -39,7 +39,7 @@ struct Use {
 /// What earlier calls leave behind.
 #[derive(Default)]
 pub struct State {
-    pause: Option<Vec<Use>>,
+    pause: Option<Vec<ToolUse>>,
     pub usage: Option<u64>,
     pub failed: Option<u64>,
     pub seen: Seen,
@@ -210,7 +210,7 @@ pub fn retired(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
 }
 
 /// The made-up result of a client's use.
-fn made_up(reader: &mut Reader<'_>, one: &Use) -> Result<String, Cut> {
+fn made_up(reader: &mut Reader<'_>, one: &ToolUse) -> Result<String, Cut> {
     let result = reader.take(EventType::ToolResult)?;
     assert!(result.is("tool_use_id", &one.id) && result.is("dispatch", "client") && result.bool("is_error"));
     assert!(result.is("content", ABANDONED));
@@ -330,7 +330,7 @@ fn answered(response: &Fields) -> Vec<String> {
 }
 
 /// On a pause every tool use carries where it went.
-fn tagged(reply: &Fields, uses: &[Use]) {
+fn tagged(reply: &Fields, uses: &[ToolUse]) {
     let shown = reply.list("content").into_iter().map(|block| Fields::of(&block)).filter(|b| b.is("type", "tool_use"));
     let shown: Vec<_> = shown.map(|block| (block.str("id"), block.str("dispatch"))).collect();
     let asked: Vec<_> = uses.iter().map(|one| (one.id.clone(), one.dispatch.clone())).collect();
@@ -338,13 +338,13 @@ fn tagged(reply: &Fields, uses: &[Use]) {
 }
 
 /// The tool calls of an answer and the server's part in them.
-fn round(reader: &mut Reader<'_>, response: &Fields, seen: &mut Seen) -> Result<Vec<Use>, Cut> {
+fn round(reader: &mut Reader<'_>, response: &Fields, seen: &mut Seen) -> Result<Vec<ToolUse>, Cut> {
     let mut uses = Vec::new();
     let mut calls = Vec::new();
     while reader.peek() == Some(EventType::ToolCall) {
         let call = reader.take(EventType::ToolCall)?;
         let dispatch = call.str("dispatch");
-        uses.push(Use { id: call.str("id"), server: dispatch != "client", dispatch, result: None });
+        uses.push(ToolUse { id: call.str("id"), server: dispatch != "client", dispatch, result: None });
         calls.push(call);
     }
     let asked = answered(response).into_iter().map(|block| Fields::of(&block)).filter(|b| b.is("type", "tool_use"));

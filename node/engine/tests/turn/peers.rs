@@ -4,7 +4,7 @@
 use crate::script::{Answer, Block, Mcp};
 use engine::json::{self, Raw};
 use engine::provider::{Entry, Wire};
-use engine::round::{Dispatch, Use};
+use engine::round::{Dispatch, ToolUse};
 use engine::toolbox::{McpTool, Toolbox};
 use engine::tools::Declarations;
 use engine::turn::{McpReply, Reply};
@@ -204,6 +204,6 @@ pub fn result(id: &str, variant: usize) -> String {
 }
 
 /// Whether the client runs it.
-pub fn is_client(one: &Use) -> bool {
+pub fn is_client(one: &ToolUse) -> bool {
     one.dispatch == Dispatch::Client
 }

@@ -12,7 +12,7 @@ use engine::outcome::Outcome;
 use engine::params::SendMessage;
 use engine::provider::Wire;
 use engine::rpc::RpcError;
-use engine::turn::{Opening, Then, Turn};
+use engine::turn::{Action, Opening, Turn};
 
 const WHOLE: Plan = Plan { stops: Stops::Never, newest: false, takeovers: 1, swap_tools: false, looks: true };
 
@@ -90,7 +90,7 @@ fn a_sandbox_act_is_never_carried_on() {
             let kinds: Vec<EventType> = step.events.iter().map(|event| event.kind).collect();
             assert_eq!(kinds[..2], [EventType::SandboxResponse, EventType::ToolResult]);
             assert!(step.events[1].payload.text().contains("sandbox error: the outcome of this call is unknown"));
-            assert!(matches!(step.then, Then::Ask(_)), "{step:?}");
+            assert!(matches!(step.action, Action::Ask(_)), "{step:?}");
         }
     });
 }
@@ -165,7 +165,7 @@ fn a_broken_preamble_reference_loses_nothing() {
         let hello = json::parse(r#"{"message":{"content":"go on"}}"#).unwrap();
         let opening = Opening::Message(SendMessage::parse(&hello).unwrap());
         turn.open(&world.context(), &opening, client(1), GateFound::Free).unwrap();
-        let Then::Ask(request) = turn.next(&world.context()).then else { panic!("a request is due") };
+        let Action::Ask(request) = turn.next(&world.context()).action else { panic!("a request is due") };
         let mut messages = String::new();
         request.write_messages(&mut messages);
         for told in ["hello", "answer", engine::history::PREAMBLE, "go on"] {
@@ -185,7 +185,7 @@ fn a_deleted_profile_fails_the_session() {
         let [error] = &step.events[..] else { panic!("{step:?}") };
         assert_eq!((error.kind, error.key), (EventType::SessionError, client(2)));
         assert_eq!(error.payload.text(), r#"{"reason":"profile_unavailable"}"#);
-        let Then::End(end) = step.then else { panic!("the call goes on") };
+        let Action::End(end) = step.action else { panic!("the call goes on") };
         assert_eq!((end.outcome, end.gate), (Outcome::Error(RpcError::profile_unavailable()), GateAfter::Failed));
     });
 }

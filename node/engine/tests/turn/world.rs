@@ -12,9 +12,9 @@ use engine::ids::{CallId, EventId, KeyId, SessionId, SubagentId};
 use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
-use engine::round::Use;
+use engine::round::ToolUse;
 use engine::toolbox::Toolbox;
-use engine::turn::{Context, Opening, Step, Then, Turn};
+use engine::turn::{Action, Context, Opening, Step, Turn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,11 +118,11 @@ impl<'a> World<'a> {
     }
 
     /// The tool uses of the newest round.
-    fn uses(&self) -> Vec<Use> {
+    fn uses(&self) -> Vec<ToolUse> {
         let calls = self.log.iter().rev().skip_while(|e| e.event.kind != EventType::ToolCall);
         let calls = calls.take_while(|e| e.event.kind != EventType::ProviderResponse);
         let calls = calls.filter(|e| e.event.kind == EventType::ToolCall);
-        let mut uses: Vec<Use> =
+        let mut uses: Vec<ToolUse> =
             calls.map(|e| serde_json::from_str(&e.event.payload.text()).unwrap_or_else(|e| panic!("{e}"))).collect();
         uses.reverse();
         uses
@@ -216,21 +216,21 @@ impl<'a> World<'a> {
                 self.opened().store_failed = true;
                 step = turn.store_failed(&self.context());
             }
-            assert!(carried_on || !step.events.is_empty(), "nothing to append before {:?}", step.then);
+            assert!(carried_on || !step.events.is_empty(), "nothing to append before {:?}", step.action);
             let appended = !step.events.is_empty();
             self.append(turn, &step);
-            if appended && self.stops(&step.then) {
+            if appended && self.stops(&step.action) {
                 *turn = self.restart();
                 carried_on = true;
-                match step.then {
-                    Then::End(end) => return end,
+                match step.action {
+                    Action::End(end) => return end,
                     _ => continue,
                 }
             }
             carried_on = false;
-            match step.then {
-                Then::End(end) => return end,
-                then => self.act(turn, then),
+            match step.action {
+                Action::End(end) => return end,
+                action => self.act(turn, action),
             }
         }
         panic!("the call does not end")
@@ -258,14 +258,14 @@ impl<'a> World<'a> {
             }
         }
         turn.committed(first);
-        self.row = match &step.then {
-            Then::End(End { gate: GateAfter::Free, .. }) => Row::Idle,
-            Then::End(End { gate: GateAfter::Paused(_), .. }) => Row::Paused(key),
-            Then::End(End { gate: GateAfter::Failed, .. }) => Row::Error,
+        self.row = match &step.action {
+            Action::End(End { gate: GateAfter::Free, .. }) => Row::Idle,
+            Action::End(End { gate: GateAfter::Paused(_), .. }) => Row::Paused(key),
+            Action::End(End { gate: GateAfter::Failed, .. }) => Row::Error,
             _ => Row::Running,
         };
         if !step.events.is_empty() {
-            if matches!(step.then, Then::Mcp(_)) {
+            if matches!(step.action, Action::Mcp(_)) {
                 self.tool_appends.push(self.appends);
             }
             self.appends += 1;
@@ -313,8 +313,8 @@ impl<'a> World<'a> {
         self.log.push(event);
     }
 
-    fn stops(&mut self, then: &Then) -> bool {
-        let (append, tool) = (self.appends - 1, matches!(then, Then::Mcp(_)));
+    fn stops(&mut self, action: &Action) -> bool {
+        let (append, tool) = (self.appends - 1, matches!(action, Action::Mcp(_)));
         let stops = match self.plan.stops {
             Stops::Never => false,
             Stops::Harmless => !tool,
@@ -371,11 +371,11 @@ impl<'a> World<'a> {
         turn
     }
 
-    fn act(&mut self, turn: &mut Turn, then: Then) {
+    fn act(&mut self, turn: &mut Turn, action: Action) {
         let ctx = self.context();
-        match then {
-            Then::Continue => {}
-            Then::Ask(request) => {
+        match action {
+            Action::Continue => {}
+            Action::Ask(request) => {
                 requests::check(self, &request);
                 let cursor = if request.compaction { &mut self.cursor.summaries } else { &mut self.cursor.answers };
                 let place = std::mem::replace(cursor, *cursor + 1);
@@ -383,7 +383,7 @@ impl<'a> World<'a> {
                 let reply = peers::reply(&script[place % script.len()], request.wire, place);
                 turn.provider_answered(&ctx, reply);
             }
-            Then::Mcp(one) => {
+            Action::Mcp(one) => {
                 let asked = self.log.iter().rev().find(|e| e.event.kind == EventType::McpRequest).expect("logged");
                 let asked = Fields::payload(asked);
                 assert_eq!((asked.str("tool"), asked.raw("input")), (one.name.clone(), one.input.get()));
@@ -391,13 +391,13 @@ impl<'a> World<'a> {
                 self.cursor.mcp += 1;
                 turn.mcp_answered(&ctx, peers::mcp_reply(outcome));
             }
-            Then::Launch(id, launch) => {
+            Action::Launch(id, launch) => {
                 let starts = self.script.launches.get(self.cursor.launches).copied().unwrap_or(true);
                 self.cursor.launches += 1;
                 let started = if starts { Ok(()) } else { Err("no \"driver\"".to_owned()) };
                 turn.launched(&ctx, id, &launch, started);
             }
-            Then::End(_) => panic!("an end is no act"),
+            Action::End(_) => panic!("an end is no act"),
         }
     }
 }
