@@ -119,10 +119,10 @@ impl Cluster {
     }
 
     /// Has a session served although nobody waits here: it has a call to carry on.
-    pub async fn adopt(&self, session: SessionId) {
+    pub async fn ensure_owner(&self, session: SessionId) {
         match self {
-            Cluster::Local(local) => local.adopt(session),
-            Cluster::Redis(redis) => redis.adopt(session).await,
+            Cluster::Local(local) => local.ensure_owner(session),
+            Cluster::Redis(redis) => redis.ensure_owner(session).await,
         }
     }
 
@@ -191,7 +191,7 @@ impl Cluster {
     /// The living nodes and what each says of itself.
     ///
     /// # Errors
-    /// `Away` when Redis cannot be asked.
+    /// `CoordinationUnavailable` when Redis cannot be asked.
     pub async fn nodes(&self) -> Result<Vec<Member>, Error> {
         match self {
             Cluster::Local(local) => Ok(vec![local.member()]),
@@ -202,7 +202,7 @@ impl Cluster {
     /// The node that serves a session just now, if one does.
     ///
     /// # Errors
-    /// `Away` when Redis cannot be asked.
+    /// `CoordinationUnavailable` when Redis cannot be asked.
     pub async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
         match self {
             Cluster::Local(local) => Ok(local.owner(session)),
@@ -211,10 +211,10 @@ impl Cluster {
     }
 
     /// What an operator should know although the node works: why coordination is worse than it could be.
-    pub async fn complaints(&self) -> Vec<String> {
+    pub async fn warnings(&self) -> Vec<String> {
         match self {
             Cluster::Local(_) => Vec::new(),
-            Cluster::Redis(redis) => redis.complaints().await,
+            Cluster::Redis(redis) => redis.warnings().await,
         }
     }
 

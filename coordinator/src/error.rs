@@ -17,7 +17,7 @@ pub enum Error {
     Unknown,
     /// Redis cannot be asked; what it would say is not known.
     #[error("redis is not available: {0}")]
-    Away(String),
+    CoordinationUnavailable(String),
     /// The session has a newer owner: stop acting for it.
     #[error("the session has a newer owner")]
     Fenced,
@@ -26,7 +26,7 @@ pub enum Error {
     NotOpen(&'static str),
     /// A condition of the write did not hold: nothing was applied.
     #[error("a condition of the write does not hold any more")]
-    Refused,
+    PreconditionFailed,
     /// A unique name or key is taken.
     #[error("already exists")]
     Duplicate,

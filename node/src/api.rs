@@ -67,7 +67,7 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
     if !matches!(asked.await, Ok(Ok(_))) {
         reasons.push("the database is not available");
     }
-    let notes = app.cluster.complaints().await;
+    let notes = app.cluster.warnings().await;
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = serde_json::json!({"ready": reasons.is_empty(), "reasons": reasons, "notes": notes});
     (status, Json(body)).into_response()

@@ -155,7 +155,7 @@ impl Accounts {
     /// Deletes a profile; its name is free again.
     ///
     /// # Errors
-    /// `NotFound`, or `Refused` while client keys of it are active.
+    /// `NotFound`, or `PreconditionFailed` while client keys of it are active.
     pub async fn delete_profile(&self, id: ProfileId) -> Result<(), Error> {
         self.db
             .write(
@@ -164,7 +164,7 @@ impl Accounts {
                         // Locked first, so that a key that is just being made is seen.
                         c.query(&LOCK).bind(id.0.to_vec()).one().await?;
                         let done = c.query(&DELETE).bind(id.0.to_vec()).execute().await?;
-                        if done == 1 { Ok(()) } else { Err(Error::Refused) }
+                        if done == 1 { Ok(()) } else { Err(Error::PreconditionFailed) }
                     })
                 },
                 |()| (),

@@ -1,7 +1,7 @@
 //! The cluster of one process: its queues are the queues, and whoever asks first serves.
 
 use crate::cluster::queue::{Call, Claim, Rejected};
-use crate::cluster::session_table::{Desk, Slot};
+use crate::cluster::session_table::{LocalSession, SessionTable};
 use crate::cluster::{Cluster, Lease, Member, Progress};
 use engine::gate::Pause;
 use engine::ids::{CallId, KeyId, SessionId};
@@ -14,13 +14,13 @@ const ALONE: &str = "single";
 
 /// The process's sessions.
 #[derive(Clone)]
-pub struct Local(Arc<Desk>);
+pub struct Local(Arc<SessionTable>);
 
 impl Local {
     /// No sessions yet; `limit` calls may wait in each. The receiver gets a lease for every session that has to be served.
     pub fn new(limit: usize) -> (Self, mpsc::UnboundedReceiver<Lease>) {
         let (wanted, leases) = mpsc::unbounded_channel();
-        (Self(Arc::new(Desk::new(limit, wanted))), leases)
+        (Self(Arc::new(SessionTable::new(limit, wanted))), leases)
     }
 
     pub(crate) fn node(&self) -> &str {
@@ -32,7 +32,7 @@ impl Local {
     }
 
     pub(crate) fn owner(&self, session: SessionId) -> Option<String> {
-        self.0.with(session, |slot| slot.owned).unwrap_or(false).then(|| ALONE.to_owned())
+        self.0.with(session, |local| local.owned).unwrap_or(false).then(|| ALONE.to_owned())
     }
 
     pub(crate) fn enqueue(
@@ -41,34 +41,34 @@ impl Local {
         call: Call,
     ) -> Result<(CallId, watch::Receiver<Progress>), Rejected> {
         let accepted = self.0.accept(session, call)?;
-        self.adopt(session);
+        self.ensure_owner(session);
         Ok(accepted)
     }
 
-    pub(crate) fn adopt(&self, session: SessionId) {
-        self.serve(session, self.0.lock().entry(session).or_insert_with(Slot::new));
+    pub(crate) fn ensure_owner(&self, session: SessionId) {
+        self.serve(session, self.0.lock().entry(session).or_insert_with(LocalSession::new));
     }
 
     pub(crate) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
         let progress = self.0.follow(session, call);
-        self.adopt(session);
+        self.ensure_owner(session);
         progress
     }
 
     /// Wakes the owner, or finds one.
-    fn serve(&self, session: SessionId, slot: &mut Slot) {
-        if slot.owned {
-            slot.wake.notify_one();
+    fn serve(&self, session: SessionId, local: &mut LocalSession) {
+        if local.owned {
+            local.wake.notify_one();
             return;
         }
-        slot.owned = true;
-        let (wake, stop, lost) = (Arc::clone(&slot.wake), slot.stop.clone(), slot.lost.clone());
+        local.owned = true;
+        let (wake, stop, lost) = (Arc::clone(&local.wake), local.stop.clone(), local.lost.clone());
         let cluster = Cluster::Local(self.clone());
         self.0.want(Lease { session, wake, stop, lost, held: true, cluster });
     }
 
     pub(crate) fn wake(&self, session: SessionId) {
-        self.0.with(session, |slot| slot.wake.notify_one());
+        self.0.with(session, |local| local.wake.notify_one());
     }
 
     pub(crate) fn drop_of(&self, key: KeyId, error: &RpcError) {
@@ -78,16 +78,16 @@ impl Local {
     pub(crate) async fn stop(&self, session: SessionId, error: &RpcError) {
         loop {
             let released = {
-                let mut slots = self.0.lock();
-                let Some(slot) = slots.get_mut(&session) else { return };
-                slot.refuse_waiting(error);
-                if !slot.owned {
-                    slot.refuse_all(error);
-                    slots.remove(&session);
+                let mut sessions = self.0.lock();
+                let Some(local) = sessions.get_mut(&session) else { return };
+                local.refuse_waiting(error);
+                if !local.owned {
+                    local.refuse_all(error);
+                    sessions.remove(&session);
                     return;
                 }
-                slot.stop.cancel();
-                Arc::clone(&slot.released).notified_owned()
+                local.stop.cancel();
+                Arc::clone(&local.released).notified_owned()
             };
             released.await;
         }
@@ -98,43 +98,43 @@ impl Local {
     }
 
     pub(crate) fn claim(&self, session: SessionId, pause: Option<Pause>) -> Claim {
-        self.0.with(session, |slot| slot.queue.claim(pause)).unwrap_or(Claim::Wait)
+        self.0.with(session, |local| local.queue.claim(pause)).unwrap_or(Claim::Wait)
     }
 
     pub(crate) fn unclaim(&self, session: SessionId) {
-        self.0.with(session, |slot| slot.queue.unclaim());
+        self.0.with(session, |local| local.queue.unclaim());
     }
 
     pub(crate) fn tell(&self, session: SessionId, call: CallId, progress: Progress) {
-        self.0.with(session, |slot| {
+        self.0.with(session, |local| {
             if !matches!(progress, Progress::Queued | Progress::Running) {
-                slot.queue.ended(call);
+                local.queue.ended(call);
             }
-            slot.tell(call, progress);
+            local.tell(call, progress);
         });
     }
 
     pub(crate) fn refuse_all(&self, session: SessionId, error: &RpcError) {
-        self.0.with(session, |slot| slot.refuse_waiting(error));
+        self.0.with(session, |local| local.refuse_waiting(error));
     }
 
     pub(crate) fn wanted(&self, session: SessionId) -> bool {
-        self.0.with(session, |slot| !slot.queue.is_empty()).unwrap_or(false)
+        self.0.with(session, |local| !local.queue.is_empty()).unwrap_or(false)
     }
 
     pub(crate) fn let_go(&self, session: SessionId) {
-        let mut slots = self.0.lock();
-        let Some(slot) = slots.get_mut(&session) else { return };
-        slot.owned = false;
-        slot.queue.give_up();
-        slot.released.notify_waiters();
-        if slot.stop.is_cancelled() {
+        let mut sessions = self.0.lock();
+        let Some(local) = sessions.get_mut(&session) else { return };
+        local.owned = false;
+        local.queue.give_up();
+        local.released.notify_waiters();
+        if local.stop.is_cancelled() {
             // Whoever closes the session answers who is left.
-        } else if !slot.queue.is_empty() {
+        } else if !local.queue.is_empty() {
             // Calls came in between the owner's last look and now.
-            self.serve(session, slot);
-        } else if slot.forgettable() {
-            slots.remove(&session);
+            self.serve(session, local);
+        } else if local.forgettable() {
+            sessions.remove(&session);
         }
     }
 

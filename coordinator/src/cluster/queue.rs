@@ -49,7 +49,7 @@ pub enum Rejected {
     /// Its idempotency key came with other params before.
     OtherParams,
     /// The cluster could not be asked for too long.
-    Away,
+    CoordinationUnavailable,
 }
 
 /// The queue.

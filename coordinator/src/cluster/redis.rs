@@ -21,14 +21,14 @@ pub use tasks::Tasks;
 use frame::Frame;
 
 use crate::Error;
-use crate::cluster::session_table::Desk;
+use crate::cluster::session_table::SessionTable;
 use crate::cluster::{Lease, Signal};
 use crate::feed::Notifications;
 use crate::log::Log;
-use connection::Link;
+use connection::Connection;
 use engine::ids::{CallId, SessionId};
 use leases::Held;
-use outbox::{CHORES, Chore};
+use outbox::{RETRIED_COMMANDS, RetriedCommand};
 use redis::{FromRedisValue, RedisResult, Script, ScriptInvocation};
 use scripts::Scripts;
 use std::collections::HashMap;
@@ -59,8 +59,8 @@ const RETRY: Duration = Duration::from_millis(200);
 pub struct Redis(Arc<Shared>);
 
 struct Shared {
-    desk: Desk,
-    link: Link,
+    table: SessionTable,
+    connection: Connection,
     scripts: Scripts,
     settings: Settings,
     /// Unique for each start of a process.
@@ -73,12 +73,12 @@ struct Shared {
     released: [AtomicU64; 256],
     /// Places of the calls that wait here.
     places: Mutex<HashMap<CallId, u64>>,
-    chores: mpsc::Sender<Chore>,
+    commands: mpsc::Sender<RetriedCommand>,
     /// Calls that are over and may still stand in a queue, because Redis was away: no call is claimed before it knows.
     owed: AtomicUsize,
     draining: AtomicBool,
     /// The first heartbeat was sent, whether or not it arrived.
-    beaten: AtomicBool,
+    heartbeat_sent: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -107,13 +107,13 @@ impl Redis {
         notifications: Notifications,
         limit: usize,
     ) -> Result<(Self, Received), Error> {
-        let link = Link::new(&settings).map_err(Error::Unusable)?;
+        let connection = Connection::new(&settings).map_err(Error::Unusable)?;
         let (wanted, leases) = mpsc::unbounded_channel();
-        let (chores, to_do) = mpsc::channel(CHORES);
+        let (commands, to_do) = mpsc::channel(RETRIED_COMMANDS);
         let (signal, signals) = mpsc::unbounded_channel();
         let shared = Shared {
-            desk: Desk::new(limit, wanted),
-            link,
+            table: SessionTable::new(limit, wanted),
+            connection,
             scripts: Scripts::new(),
             settings,
             node: crate::hex(&crate::fresh_id()),
@@ -122,10 +122,10 @@ impl Redis {
             releasing: Mutex::default(),
             released: std::array::from_fn(|_| AtomicU64::new(0)),
             places: Mutex::default(),
-            chores,
+            commands,
             owed: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
-            beaten: AtomicBool::new(false),
+            heartbeat_sent: AtomicBool::new(false),
         };
         let redis = Self(Arc::new(shared));
         let tasks = Tasks::new(redis.clone(), notifications.0, to_do, signal);
@@ -150,10 +150,10 @@ impl Redis {
         let mut invocation = script.prepare_invoke();
         invocation.arg(&self.0.settings.prefix).arg(keys).arg(&self.0.node);
         args(&mut invocation);
-        self.0.link.run(invocation).await
+        self.0.connection.run(invocation).await
     }
 }
 
-fn away(error: redis::RedisError) -> Error {
-    Error::Away(error.category().to_owned())
+fn unavailable(error: redis::RedisError) -> Error {
+    Error::CoordinationUnavailable(error.category().to_owned())
 }

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// One session's part.
-pub(crate) struct Slot {
+/// What this process knows of one session.
+pub(crate) struct LocalSession {
     pub queue: Queue,
     calls: HashMap<CallId, watch::Sender<Progress>>,
     /// A task of this process serves the session.
@@ -27,60 +27,60 @@ pub(crate) struct Slot {
     pub released: Arc<Notify>,
 }
 
-/// All of them.
-pub(crate) struct Desk {
-    slots: Mutex<HashMap<SessionId, Slot>>,
+/// All sessions that somebody waits for or serves in this process.
+pub(crate) struct SessionTable {
+    sessions: Mutex<HashMap<SessionId, LocalSession>>,
     wanted: mpsc::UnboundedSender<Lease>,
     limit: usize,
 }
 
-impl Desk {
+impl SessionTable {
     pub fn new(limit: usize, wanted: mpsc::UnboundedSender<Lease>) -> Self {
-        Self { slots: Mutex::default(), wanted, limit }
+        Self { sessions: Mutex::default(), wanted, limit }
     }
 
-    /// A panic inside the lock would leave a queue whose entries' clients time out; the state itself stays usable.
-    pub fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A poisoned lock is used on: after a panic the table is still usable, at worst some waiting clients time out.
+    pub fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LocalSession>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn with<T>(&self, session: SessionId, act: impl FnOnce(&mut Slot) -> T) -> Option<T> {
+    pub fn with<T>(&self, session: SessionId, act: impl FnOnce(&mut LocalSession) -> T) -> Option<T> {
         self.lock().get_mut(&session).map(act)
     }
 
     /// Gives a call its place here, or joins the one with its idempotency key. Says which call to wait for.
     pub fn accept(&self, session: SessionId, call: Call) -> Result<(CallId, watch::Receiver<Progress>), Rejected> {
-        let mut slots = self.lock();
-        let slot = slots.entry(session).or_insert_with(Slot::new);
-        let accepted = slot.queue.push(call, self.limit).map(|id| (id, slot.subscribe(id, Progress::Queued)));
-        if accepted.is_err() && slot.forgettable() {
-            slots.remove(&session);
+        let mut sessions = self.lock();
+        let local = sessions.entry(session).or_insert_with(LocalSession::new);
+        let accepted = local.queue.push(call, self.limit).map(|id| (id, local.subscribe(id, Progress::Queued)));
+        if accepted.is_err() && local.forgettable() {
+            sessions.remove(&session);
         }
         accepted
     }
 
     /// Follows a call that has started.
     pub fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
-        self.lock().entry(session).or_insert_with(Slot::new).subscribe(call, Progress::Running)
+        self.lock().entry(session).or_insert_with(LocalSession::new).subscribe(call, Progress::Running)
     }
 
     /// A waiter has gone. Says whether its call waits no more for anybody here.
     pub fn leave(&self, session: SessionId, call: CallId) -> bool {
-        let mut slots = self.lock();
-        let Some(slot) = slots.get_mut(&session) else { return false };
-        let dropped = slot.queue.leave(call);
+        let mut sessions = self.lock();
+        let Some(local) = sessions.get_mut(&session) else { return false };
+        let dropped = local.queue.leave(call);
         // The waiter that leaves still holds its receiver.
-        if slot.calls.get(&call).is_some_and(|sender| sender.receiver_count() <= 1) {
-            slot.calls.remove(&call);
+        if local.calls.get(&call).is_some_and(|sender| sender.receiver_count() <= 1) {
+            local.calls.remove(&call);
         }
-        if slot.forgettable() {
-            slots.remove(&session);
+        if local.forgettable() {
+            sessions.remove(&session);
         }
         dropped
     }
 
-    /// Hands a lease to whoever serves. May be called under the lock. False when the node is shutting down and takes no more:
-    /// nothing is let go here, because the lock may be held.
+    /// Hands a lease to whoever serves. May be called under the lock. Returns false when the node is shutting down and takes no
+    /// more sessions: then the lease is marked as not held, because dropping a held one would take the lock again.
     pub fn want(&self, lease: Lease) -> bool {
         match self.wanted.send(lease) {
             Ok(()) => true,
@@ -94,9 +94,9 @@ impl Desk {
     /// Drops the waiting calls of a client, in every session, and tells their waiters.
     pub fn drop_of(&self, key: KeyId, error: &RpcError) -> Vec<(SessionId, CallId)> {
         let mut dropped = Vec::new();
-        for (session, slot) in self.lock().iter_mut() {
-            for call in slot.queue.drop_of(key) {
-                slot.tell(call, Progress::Refused(error.clone()));
+        for (session, local) in self.lock().iter_mut() {
+            for call in local.queue.drop_of(key) {
+                local.tell(call, Progress::Refused(error.clone()));
                 dropped.push((*session, call));
             }
         }
@@ -110,28 +110,29 @@ impl Desk {
 
     /// The calls that wait here.
     pub fn waiting_calls(&self) -> Vec<(SessionId, Call)> {
-        let slots = self.lock();
-        let calls = slots.iter().flat_map(|(session, slot)| slot.queue.waiting().map(|call| (*session, call.clone())));
+        let sessions = self.lock();
+        let calls =
+            sessions.iter().flat_map(|(session, local)| local.queue.waiting().map(|call| (*session, call.clone())));
         calls.collect()
     }
 
     /// Waits for `same` in place of a call that was accepted here.
     pub fn replace(&self, session: SessionId, call: CallId, same: Call) -> Result<watch::Receiver<Progress>, Rejected> {
-        let mut slots = self.lock();
-        let slot = slots.entry(session).or_insert_with(Slot::new);
-        slot.queue.ended(call);
-        slot.calls.remove(&call);
-        let id = slot.queue.push(same, self.limit)?;
-        Ok(slot.subscribe(id, Progress::Queued))
+        let mut sessions = self.lock();
+        let local = sessions.entry(session).or_insert_with(LocalSession::new);
+        local.queue.ended(call);
+        local.calls.remove(&call);
+        let id = local.queue.push(same, self.limit)?;
+        Ok(local.subscribe(id, Progress::Queued))
     }
 
     /// Calls that wait, in all sessions.
     pub fn waiting(&self) -> usize {
-        self.lock().values().map(|slot| slot.queue.len()).sum()
+        self.lock().values().map(|local| local.queue.len()).sum()
     }
 }
 
-impl Slot {
+impl LocalSession {
     pub fn new() -> Self {
         Self {
             queue: Queue::default(),
@@ -180,7 +181,7 @@ impl Slot {
         calls
     }
 
-    /// Whether nothing here needs the slot.
+    /// Whether nothing here needs this entry any more.
     pub fn forgettable(&self) -> bool {
         !self.owned && self.queue.is_empty() && self.calls.is_empty()
     }

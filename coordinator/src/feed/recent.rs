@@ -72,9 +72,9 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    pub fn push(&mut self, shown: Arc<RenderedEvent>) {
-        let (number, held) = (shown.event.number, shown.held());
-        if number <= self.forgotten || self.events.insert(number, shown).is_some() {
+    pub fn push(&mut self, rendered: Arc<RenderedEvent>) {
+        let (number, held) = (rendered.event.number, rendered.held());
+        if number <= self.forgotten || self.events.insert(number, rendered).is_some() {
             return;
         }
         self.bytes += held;
@@ -106,7 +106,7 @@ impl Recent {
         if number < self.forgotten {
             return usize::MAX;
         }
-        let here: usize = self.events.range(number + 1..).map(|(_, shown)| shown.size()).sum();
+        let here: usize = self.events.range(number + 1..).map(|(_, rendered)| rendered.size()).sum();
         here + self.left_out.range(number + 1..).map(|(_, bytes)| bytes).sum::<usize>()
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     fn numbers(recent: &Recent, seen: u64) -> Vec<u64> {
-        recent.after(seen).unwrap_or_default().iter().map(|shown| shown.event.number).collect()
+        recent.after(seen).unwrap_or_default().iter().map(|rendered| rendered.event.number).collect()
     }
 
     #[test]

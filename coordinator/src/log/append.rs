@@ -70,7 +70,7 @@ impl Log {
     /// Appends a turn's events and publishes them. Returns them as committed.
     ///
     /// # Errors
-    /// `Fenced`, `NotOpen`; `Refused` when the gate is not as the opening call found it; `Duplicate` when another call has
+    /// `Fenced`, `NotOpen`; `PreconditionFailed` when the gate is not as the opening call found it; `Duplicate` when another call has
     /// its idempotency key; `Unavailable` with nothing applied; `Unknown` when it may still come: take the session anew,
     /// which fences it off, before anything else is written.
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
@@ -118,7 +118,7 @@ fn refusal(row: Option<Row>, epoch: Option<i64>) -> Result<Error, Error> {
     let now: i64 = row.get("epoch")?;
     Ok(match State::parse(row.get("state")?)? {
         State::Open if epoch.is_some_and(|epoch| now != epoch) => Error::Fenced,
-        State::Open => Error::Refused,
+        State::Open => Error::PreconditionFailed,
         other => Error::NotOpen(other.shown()),
     })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Sessions, or calls, of one comparison.
 pub(super) const BATCH: usize = 500;
 
-const BEAT: Sql = sql!(
+const RECORD: Sql = sql!(
     "INSERT INTO cluster (one, beat_at) VALUES (1, ",
     now,
     ") ON CONFLICT (one) DO UPDATE SET beat_at = excluded.beat_at"
@@ -26,8 +26,8 @@ impl Log {
     ///
     /// # Errors
     /// The database's.
-    pub async fn beat(&self) -> Result<(), Error> {
-        self.db.write_one(|c| Box::pin(async move { c.query(&BEAT).execute().await.map(drop) }), |()| ()).await
+    pub async fn record_heartbeat(&self) -> Result<(), Error> {
+        self.db.write_one(|c| Box::pin(async move { c.query(&RECORD).execute().await.map(drop) }), |()| ()).await
     }
 
     /// Whether a node of this cluster lived within that time.

@@ -191,8 +191,8 @@ impl Log {
     ///
     /// # Errors
     /// `Unavailable` with nothing applied.
-    pub async fn forsake(&self, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
-        self.db.write(move |c| Box::pin(async move { forsake(c, key).await }), |_| ()).await
+    pub async fn expire_pauses_of(&self, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
+        self.db.write(move |c| Box::pin(async move { expire_pauses_of(c, key).await }), |_| ()).await
     }
 }
 
@@ -240,7 +240,7 @@ async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Re
     insert(c, to, &[event], None).await
 }
 
-async fn forsake(c: &mut Connection, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
+async fn expire_pauses_of(c: &mut Connection, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
     c.query(&EXPIRE).bind(key.0.as_slice()).execute().await?;
     let rows = c.query(&LEFT_BEHIND).bind(key.0.as_slice()).all().await?;
     rows.iter().map(|row| Ok((SessionId::read(row, "id")?, row.get("shared")?))).collect()

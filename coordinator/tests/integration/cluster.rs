@@ -3,13 +3,13 @@
 
 mod both;
 mod calls;
-mod cast;
 mod frames;
 mod leases;
 mod outage;
 mod servers;
+mod test_cluster;
 
-use cast::Cast;
+use test_cluster::TestCluster;
 
 /// Each case once over each backend.
 macro_rules! cases {
@@ -17,17 +17,17 @@ macro_rules! cases {
         mod local {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                let mut cast = crate::cluster::Cast::local().await;
-                crate::cluster::both::$case(&mut cast).await;
-                cast.end().await;
+                let mut test = crate::cluster::TestCluster::local().await;
+                crate::cluster::both::$case(&mut test).await;
+                test.end().await;
             })+
         }
         mod redis {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                let mut cast = crate::cluster::Cast::redis(1).await;
-                crate::cluster::both::$case(&mut cast).await;
-                cast.end().await;
+                let mut test = crate::cluster::TestCluster::redis(1).await;
+                crate::cluster::both::$case(&mut test).await;
+                test.end().await;
             })+
         }
     };

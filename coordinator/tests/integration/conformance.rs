@@ -19,9 +19,9 @@ macro_rules! cases {
             $(mod $module {
                 $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    let world = crate::world::World::sqlite().await;
-                    crate::conformance::$module::$case(&world).await;
-                    world.end().await;
+                    let fixture = crate::fixture::Fixture::sqlite().await;
+                    crate::conformance::$module::$case(&fixture).await;
+                    fixture.end().await;
                 })+
             })+
         }
@@ -29,9 +29,9 @@ macro_rules! cases {
             $(mod $module {
                 $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    let world = crate::world::World::postgres().await;
-                    crate::conformance::$module::$case(&world).await;
-                    world.end().await;
+                    let fixture = crate::fixture::Fixture::postgres().await;
+                    crate::conformance::$module::$case(&fixture).await;
+                    fixture.end().await;
                 })+
             })+
         }

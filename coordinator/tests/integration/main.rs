@@ -4,4 +4,4 @@
 
 mod cluster;
 mod conformance;
-mod world;
+mod fixture;

@@ -84,11 +84,11 @@ fn refused(error: Error) -> Problem {
     match error {
         Error::Duplicate => Problem::duplicate_profile_name(),
         Error::NotFound => ProfileId::absent(),
-        Error::Refused => Problem::profile_in_use(),
+        Error::PreconditionFailed => Problem::profile_in_use(),
         error @ (Error::Unavailable(_)
         | Error::Failed(_)
         | Error::Unknown
-        | Error::Away(_)
+        | Error::CoordinationUnavailable(_)
         | Error::Fenced
         | Error::NotOpen(_)
         | Error::Unreadable(_)

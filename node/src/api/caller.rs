@@ -67,9 +67,9 @@ pub(super) fn failed(error: &coordinator::Error) -> RpcError {
         coordinator::Error::Unavailable(_)
         | coordinator::Error::Failed(_)
         | coordinator::Error::Unknown
-        | coordinator::Error::Away(_)
+        | coordinator::Error::CoordinationUnavailable(_)
         | coordinator::Error::Fenced
-        | coordinator::Error::Refused
+        | coordinator::Error::PreconditionFailed
         | coordinator::Error::Duplicate
         | coordinator::Error::Unreadable(_)
         | coordinator::Error::Unusable(_) => {

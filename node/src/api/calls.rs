@@ -63,7 +63,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
     let waiter = caller.app.cluster.enqueue(caller.session, call).await.map_err(|rejected| match rejected {
         Rejected::Full => RpcError::too_many_queued_calls(),
         Rejected::OtherParams => other_params(),
-        Rejected::Away => RpcError::internal(),
+        Rejected::CoordinationUnavailable => RpcError::internal(),
     })?;
     Ok((Target::Live(waiter), reader))
 }

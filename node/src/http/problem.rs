@@ -250,7 +250,7 @@ impl From<coordinator::Error> for Problem {
                 tracing::error!(error = %source, "the database is not available");
                 Problem::unavailable("the database is not available; try again")
             }
-            Error::Away(reason) => {
+            Error::CoordinationUnavailable(reason) => {
                 tracing::error!(reason, "redis is not available");
                 Problem::unavailable("the cluster's coordination is not available; try again")
             }
@@ -264,7 +264,7 @@ impl From<coordinator::Error> for Problem {
             }
             Error::Fenced
             | Error::NotOpen(_)
-            | Error::Refused
+            | Error::PreconditionFailed
             | Error::Duplicate
             | Error::NotFound
             | Error::Unreadable(_)

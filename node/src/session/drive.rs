@@ -202,7 +202,7 @@ impl Owner {
                 // The gate is not as it seemed (the database's clock decides when a pause is over), or nobody knows whether
                 // the call is open: the session is taken anew, which fences off what may still come, and read. A call that
                 // has opened is carried on from there, another one has kept its place.
-                Error::Refused | Error::Unknown => {
+                Error::PreconditionFailed | Error::Unknown => {
                     if opening.is_some() {
                         self.lease.unclaim(call).await;
                     }

@@ -41,7 +41,7 @@ pub(crate) async fn apply(app: &Arc<App>, key: KeyId, origin: Origin) -> Result<
 
 /// Closes the sessions that no other active key belongs to, and wakes the others, whose pause for the revoked key has ended.
 async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
-    for (session, shared) in app.log.forsake(key).await? {
+    for (session, shared) in app.log.expire_pauses_of(key).await? {
         if shared {
             app.cluster.wake(session).await;
         } else {

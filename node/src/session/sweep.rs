@@ -19,7 +19,7 @@ pub(crate) async fn sweep(app: Arc<App>) {
             Ok(sessions) => {
                 for (session, state) in sessions {
                     match state {
-                        State::Open => app.cluster.adopt(session).await,
+                        State::Open => app.cluster.ensure_owner(session).await,
                         State::Closing => finish_closing(&app, session),
                         State::Closed | State::Error => {}
                     }

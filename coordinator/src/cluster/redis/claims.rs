@@ -2,7 +2,7 @@
 //!
 //! Nothing is claimed while a call that is over may still stand in a queue, or while the lease is in doubt.
 
-use super::outbox::Chore;
+use super::outbox::RetriedCommand;
 use super::queue::Entry;
 use super::{Frame, Redis, locked};
 use crate::cluster::Progress;
@@ -75,16 +75,16 @@ impl Redis {
             Progress::Refused(error) => Some(Frame::Refused(session, call, error.clone())),
             Progress::Follow(winner) => Some(Frame::Follow(session, call, *winner)),
         };
-        self.settle(session, call, progress);
-        let over = Chore::Over(session, call, frame.map(|frame| frame.encode()));
-        if !self.0.link.up() || self.run_chore(&over).await.is_err() {
+        self.tell_waiters(session, call, progress);
+        let over = RetriedCommand::Over(session, call, frame.map(|frame| frame.encode()));
+        if !self.0.connection.up() || self.run_command(&over).await.is_err() {
             self.0.owed.fetch_add(1, Ordering::SeqCst);
             self.remember(over);
         }
     }
 
     pub(crate) async fn refuse_all(&self, session: SessionId, error: &RpcError) {
-        let calls = self.0.desk.with(session, |slot| slot.refuse_waiting(error));
+        let calls = self.0.table.with(session, |local| local.refuse_waiting(error));
         for call in calls.unwrap_or_default() {
             locked(&self.0.places).remove(&call);
         }
@@ -97,7 +97,7 @@ impl Redis {
 
     /// Answers the calls that wait on this node alone.
     pub(crate) fn refuse_here(&self, session: SessionId, error: &RpcError) {
-        let calls = self.0.desk.with(session, |slot| slot.refuse_waiting(error));
+        let calls = self.0.table.with(session, |local| local.refuse_waiting(error));
         calls.unwrap_or_default().into_iter().for_each(|call| self.leave_queue(session, call));
     }
 
@@ -105,7 +105,7 @@ impl Redis {
         let waiting: RedisResult<u64> = self.call(&self.0.scripts.waiting, &self.keys(session), |s| s).await;
         match waiting {
             Ok(waiting) => waiting > 0,
-            Err(_) => self.0.desk.with(session, |slot| !slot.queue.is_empty()).unwrap_or(false),
+            Err(_) => self.0.table.with(session, |local| !local.queue.is_empty()).unwrap_or(false),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! Each script is told, as its last key, which run of the server it reaches: another run may have lost what the last one knew.
 
 use super::Settings;
-use super::endpoint::Target;
+use super::endpoint::Endpoint;
 use deadpool_redis::{Manager, Pool, PoolError, Runtime, Timeouts};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, FromRedisValue, RedisError, RedisResult, ScriptInvocation};
@@ -25,9 +25,9 @@ struct Shared {
     failed: Option<Instant>,
 }
 
-/// The link.
-pub(super) struct Link {
-    target: Target,
+/// The connection to Redis, made at the first use and again when it breaks.
+pub(super) struct Connection {
+    endpoint: Endpoint,
     prefix: String,
     shared: Mutex<Shared>,
     up: AtomicBool,
@@ -35,14 +35,14 @@ pub(super) struct Link {
     told: std::sync::Mutex<String>,
 }
 
-impl Link {
-    /// A link to what the settings name. Connects at the first use.
+impl Connection {
+    /// The connection to the server that the settings name. Connects at the first use.
     ///
     /// # Errors
     /// What is wrong with the settings, without what may be secret in them.
     pub fn new(settings: &Settings) -> Result<Self, String> {
         Ok(Self {
-            target: Target::new(settings)?,
+            endpoint: Endpoint::new(settings)?,
             prefix: settings.prefix.clone(),
             shared: Mutex::default(),
             up: AtomicBool::new(false),
@@ -58,7 +58,7 @@ impl Link {
     async fn connect(&self, response_timeout: Duration) -> RedisResult<MultiplexedConnection> {
         let config = config(response_timeout);
         let made =
-            async { self.target.server().await?.get_multiplexed_async_connection_with_config(&config).await }.await;
+            async { self.endpoint.server().await?.get_multiplexed_async_connection_with_config(&config).await }.await;
         self.tell(made.as_ref().err());
         made
     }
@@ -108,7 +108,7 @@ impl Link {
     /// A connection of its own, for reads that block up to `block`. It is taken out of its pool for good: one that comes back
     /// with a read still blocking on it would keep the next user waiting.
     pub async fn dedicated(&self, block: Duration) -> RedisResult<MultiplexedConnection> {
-        let server = self.target.server().await?;
+        let server = self.endpoint.server().await?;
         let manager = Manager::new_with_config(server.get_connection_info().clone(), config(block + BLOCKING_SLACK))?;
         let timeouts = Timeouts { wait: Some(TIMEOUT), create: Some(2 * TIMEOUT), recycle: Some(TIMEOUT) };
         let pool = Pool::builder(manager).max_size(1).timeouts(timeouts).runtime(Runtime::Tokio1).build();

@@ -12,12 +12,12 @@ use tokio::sync::Mutex;
 const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Where Redis is.
-pub(super) enum Target {
+pub(super) enum Endpoint {
     Direct(Box<Client>),
     Sentinel(Box<Mutex<SentinelClient>>),
 }
 
-impl Target {
+impl Endpoint {
     /// # Errors
     /// What is wrong with the settings.
     pub fn new(settings: &Settings) -> Result<Self, String> {
@@ -32,7 +32,7 @@ impl Target {
             Some(_) if error.is_io_error() => format!("BAE_REDIS_CA cannot be used: {error}"),
             _ => format!("BAE_REDIS_URL cannot be used: {}", error.category()),
         };
-        let target = match (url.split_once("://"), certificates) {
+        let endpoint = match (url.split_once("://"), certificates) {
             (Some(("sentinel" | "sentinels", rest)), certificates) => {
                 sentinel(rest, tls, certificates).map(|client| Self::Sentinel(Box::new(Mutex::new(client))))
             }
@@ -41,7 +41,7 @@ impl Target {
                 Client::build_with_tls(url, certificates).map(|client| Self::Direct(Box::new(client)))
             }
         };
-        target.map_err(unusable)
+        endpoint.map_err(unusable)
     }
 
     /// The server that takes commands now.

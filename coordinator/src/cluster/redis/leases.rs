@@ -4,9 +4,9 @@
 //! again only after the database has shown that nobody owned the session meanwhile. And the release of a lease never ends
 //! the next one: while it is on its way the session is not taken again, only noted as wanted.
 
-use super::outbox::Chore;
+use super::outbox::RetriedCommand;
 use super::{Redis, locked};
-use crate::cluster::session_table::Slot;
+use crate::cluster::session_table::LocalSession;
 use crate::cluster::{Cluster, Lease, Successor};
 use engine::ids::SessionId;
 use redis::RedisResult;
@@ -26,8 +26,8 @@ pub(super) struct Held {
 }
 
 impl Redis {
-    pub(crate) async fn adopt(&self, session: SessionId) {
-        let owned = self.0.desk.with(session, |slot| slot.owned).unwrap_or(false);
+    pub(crate) async fn ensure_owner(&self, session: SessionId) {
+        let owned = self.0.table.with(session, |local| local.owned).unwrap_or(false);
         if owned || self.is_draining() {
             return;
         }
@@ -61,9 +61,9 @@ impl Redis {
     /// The lease was this node's when it was asked: has the session served, or its owner woken. False when it may have been
     /// released since.
     pub(super) fn serve(&self, session: SessionId, asked: Instant, since: Option<u64>) -> bool {
-        let mut slots = self.0.desk.lock();
-        if let Some(slot) = slots.get(&session).filter(|slot| slot.owned) {
-            slot.wake.notify_one();
+        let mut sessions = self.0.table.lock();
+        if let Some(local) = sessions.get(&session).filter(|local| local.owned) {
+            local.wake.notify_one();
             return true;
         }
         {
@@ -76,15 +76,15 @@ impl Redis {
                 return false;
             }
         }
-        let slot = slots.entry(session).or_insert_with(Slot::new);
+        let local = sessions.entry(session).or_insert_with(LocalSession::new);
         let until = asked + self.0.settings.lease;
         locked(&self.0.leases).insert(session, Held { until, doubt: false, epoch: None });
-        slot.owned = true;
-        slot.lost = CancellationToken::new();
-        let (wake, stop, lost) = (Arc::clone(&slot.wake), slot.stop.clone(), slot.lost.clone());
+        local.owned = true;
+        local.lost = CancellationToken::new();
+        let (wake, stop, lost) = (Arc::clone(&local.wake), local.stop.clone(), local.lost.clone());
         let cluster = Cluster::Redis(self.clone());
-        let taken = self.0.desk.want(Lease { session, wake, stop, lost, held: true, cluster });
-        drop(slots);
+        let taken = self.0.table.want(Lease { session, wake, stop, lost, held: true, cluster });
+        drop(sessions);
         if !taken {
             self.let_go(session, Successor::Another);
         }
@@ -128,7 +128,7 @@ impl Redis {
     /// Before the lease's deadline: yes. After it only while Redis is away and the database, asked now, still shows our epoch.
     pub(crate) async fn may_act(&self, session: SessionId, epoch: i64) -> bool {
         let (mut holds, mut doubt) = self.holds(session, epoch);
-        if !holds && self.0.link.up() {
+        if !holds && self.0.connection.up() {
             // Redis was away for a lease time and is back: what the next renewal would find out is asked now.
             let _ = self.renew_now(&[session]).await;
             (holds, doubt) = self.holds(session, epoch);
@@ -136,7 +136,7 @@ impl Redis {
         match (holds, doubt) {
             (true, false) => true,
             (true, true) => self.still_ours(session, epoch).await,
-            (false, _) => !self.0.link.up() && self.0.log.row(session).await.is_ok_and(|row| row.epoch == epoch),
+            (false, _) => !self.0.connection.up() && self.0.log.row(session).await.is_ok_and(|row| row.epoch == epoch),
         }
     }
 
@@ -168,7 +168,7 @@ impl Redis {
     /// The lease is another's.
     pub(super) fn lose(&self, session: SessionId) {
         locked(&self.0.leases).remove(&session);
-        self.0.desk.with(session, |slot| slot.lost.cancel());
+        self.0.table.with(session, |local| local.lost.cancel());
     }
 
     pub(crate) fn let_go(&self, session: SessionId, successor: Successor) {
@@ -176,18 +176,18 @@ impl Redis {
             Successor::Nobody if self.is_draining() => Successor::Caller,
             successor => successor,
         };
-        let mut slots = self.0.desk.lock();
+        let mut sessions = self.0.table.lock();
         // Under the lock: whoever wants the session from here on waits for the release.
         locked(&self.0.leases).remove(&session);
         locked(&self.0.releasing).insert(session, false);
-        if let Some(slot) = slots.get_mut(&session) {
-            slot.owned = false;
-            slot.released.notify_waiters();
-            if slot.forgettable() {
-                slots.remove(&session);
+        if let Some(local) = sessions.get_mut(&session) {
+            local.owned = false;
+            local.released.notify_waiters();
+            if local.forgettable() {
+                sessions.remove(&session);
             }
         }
-        drop(slots);
-        self.remember(Chore::Release(session, successor));
+        drop(sessions);
+        self.remember(RetriedCommand::Release(session, successor));
     }
 }

@@ -1,7 +1,7 @@
 //! Who is in the cluster: the heartbeat, the living nodes, the drain.
 
-use super::tasks::{BEAT, LOOKS_PER_LEASE, ticks};
-use super::{Redis, away};
+use super::tasks::{CHECKS_PER_LEASE, HEARTBEAT, ticks};
+use super::{Redis, unavailable};
 use crate::Error;
 use crate::cluster::Member;
 use crate::feed::Notification;
@@ -16,7 +16,7 @@ impl Redis {
     }
 
     pub(crate) async fn nodes(&self) -> Result<Vec<Member>, Error> {
-        let nodes: Vec<String> = self.call(&self.0.scripts.nodes, "", |s| s).await.map_err(away)?;
+        let nodes: Vec<String> = self.call(&self.0.scripts.nodes, "", |s| s).await.map_err(unavailable)?;
         let member = |text: &String| {
             let (node, state) = text.split_once(' ')?;
             Some(Member { node: node.to_owned(), draining: state == "draining", asked: node == self.0.node })
@@ -24,22 +24,22 @@ impl Redis {
         Ok(nodes.iter().filter_map(member).collect())
     }
 
-    pub(crate) async fn complaints(&self) -> Vec<String> {
-        match self.0.link.policy().await {
+    pub(crate) async fn warnings(&self) -> Vec<String> {
+        match self.0.connection.policy().await {
             Err(error) => vec![format!("redis is not reachable ({error}): new calls wait")],
-            // A server that does not let us ask is not complained about.
+            // A server whose ACL forbids INFO gives no policy; that is no reason for a warning.
             Ok(policy) if policy.is_empty() || policy == "noeviction" => Vec::new(),
             Ok(policy) => vec![format!("redis evicts keys (maxmemory-policy {policy}); set it to noeviction")],
         }
     }
 
     pub(crate) async fn owner(&self, session: SessionId) -> Result<Option<String>, Error> {
-        let owner: String = self.call(&self.0.scripts.owner, &self.keys(session), |s| s).await.map_err(away)?;
+        let owner: String = self.call(&self.0.scripts.owner, &self.keys(session), |s| s).await.map_err(unavailable)?;
         Ok(Some(owner).filter(|owner| !owner.is_empty()))
     }
 
     pub(crate) fn has_joined(&self) -> bool {
-        self.0.beaten.load(Ordering::Relaxed)
+        self.0.heartbeat_sent.load(Ordering::Relaxed)
     }
 
     pub(crate) fn drain(&self) {
@@ -50,47 +50,48 @@ impl Redis {
         self.0.draining.load(Ordering::Relaxed)
     }
 
-    pub(super) async fn beat(&self) {
-        // If no node was alive within a lease time, nobody owns anything: the world needs no time to settle.
+    pub(super) async fn send_heartbeats(&self) {
+        // If no node was alive within a lease time, no session has an owner, and the grace period can be skipped.
         let alone = self.0.log.others_alive(self.0.settings.lease).await.is_ok_and(|others| !others);
-        // Side by side: a database that hangs must not make the node look dead, nor Redis the cluster.
-        tokio::join!(self.beat_in_redis(alone), self.beat_in_database());
+        // Concurrently: a database that hangs must not make this node look dead to other nodes, and a Redis that hangs must
+        // not make the whole cluster look dead.
+        tokio::join!(self.heartbeat_in_redis(alone), self.heartbeat_in_database());
     }
 
-    async fn beat_in_redis(&self, mut alone: bool) {
-        let mut ticks = self.beats();
+    async fn heartbeat_in_redis(&self, mut alone: bool) {
+        let mut ticks = self.heartbeat_interval();
         loop {
             ticks.tick().await;
-            // Known for the first time only: others may come while Redis is away.
-            match self.beat_once(std::mem::take(&mut alone)).await {
+            // `alone` holds for the first heartbeat only: other nodes may start while Redis cannot be reached.
+            match self.heartbeat_once(std::mem::take(&mut alone)).await {
                 Err(error) => tracing::debug!(error = %error, "a heartbeat did not reach Redis"),
-                // Redis has forgotten who watches what.
+                // Redis was emptied and no longer knows which sessions this node watches.
                 Ok(true) => self.0.log.feeds().notify_others(Notification::Watches),
                 Ok(false) => {}
             }
-            self.0.beaten.store(true, Ordering::Relaxed);
+            self.0.heartbeat_sent.store(true, Ordering::Relaxed);
         }
     }
 
-    async fn beat_in_database(&self) {
-        let mut ticks = self.beats();
+    async fn heartbeat_in_database(&self) {
+        let mut ticks = self.heartbeat_interval();
         loop {
             ticks.tick().await;
-            if let Err(error) = self.0.log.beat().await {
+            if let Err(error) = self.0.log.record_heartbeat().await {
                 tracing::debug!(error = %error, "a heartbeat did not reach the database");
             }
         }
     }
 
-    fn beats(&self) -> Interval {
-        ticks(BEAT.min(self.0.settings.lease / LOOKS_PER_LEASE))
+    fn heartbeat_interval(&self) -> Interval {
+        ticks(HEARTBEAT.min(self.0.settings.lease / CHECKS_PER_LEASE))
     }
 
-    /// Says whether Redis did not know this node.
-    async fn beat_once(&self, alone: bool) -> RedisResult<bool> {
+    /// Returns whether Redis did not know this node.
+    async fn heartbeat_once(&self, alone: bool) -> RedisResult<bool> {
         let lease = self.lease_ms();
         let (alone, draining) = (u8::from(alone), u8::from(self.is_draining()));
-        self.call::<u8>(&self.0.scripts.beat, "", |s| s.arg(lease).arg(lease).arg(alone).arg(draining))
+        self.call::<u8>(&self.0.scripts.heartbeat, "", |s| s.arg(lease).arg(lease).arg(alone).arg(draining))
             .await
             .map(|new| new == 1)
     }

@@ -1,5 +1,5 @@
-//! What this node does for others, or in Redis, without anybody waiting for it: notifications, which may be lost, and
-//! chores, which may not.
+//! What this node sends to Redis without anybody waiting for it: notifications, which may be lost, and
+//! retried commands, which may not.
 
 use super::{Frame, RETRY, Redis};
 use crate::cluster::Successor;
@@ -17,40 +17,40 @@ pub(super) const WATCH: Duration = Duration::from_secs(30);
 
 /// What must be done in Redis some time, in order: tried again while it is away.
 #[derive(Clone)]
-pub(super) enum Chore {
+pub(super) enum RetriedCommand {
     Leave(SessionId, CallId),
     Release(SessionId, Successor),
     /// A call waits no more; the frame for the nodes that wait for it.
     Over(SessionId, CallId, Option<String>),
 }
 
-/// Chores that may wait: a few bytes each, made at the pace of callers that leave.
-pub(super) const CHORES: usize = 65_536;
+/// RetriedCommands that may wait: a few bytes each, made at the pace of callers that leave.
+pub(super) const RETRIED_COMMANDS: usize = 65_536;
 
 /// Notifications on their way at the same time.
 const NOTIFICATIONS_AT_ONCE: usize = 32;
 
 /// What is to be done, and what of it has begun.
-pub(super) struct Chores {
-    pub queue: mpsc::Receiver<Chore>,
-    pub begun: Option<Chore>,
+pub(super) struct RetriedCommands {
+    pub queue: mpsc::Receiver<RetriedCommand>,
+    pub begun: Option<RetriedCommand>,
 }
 
 impl Redis {
-    pub(super) fn remember(&self, chore: Chore) {
-        let Err(lost) = self.0.chores.try_send(chore) else { return };
+    pub(super) fn remember(&self, command: RetriedCommand) {
+        let Err(lost) = self.0.commands.try_send(command) else { return };
         if let mpsc::error::TrySendError::Full(_) = &lost {
             tracing::warn!("redis has been away for so long that not all of its queues can be tidied up");
         }
         self.done(&lost.into_inner());
     }
 
-    /// A chore was done, or is given up. Says whether its session is wanted again.
-    fn done(&self, chore: &Chore) -> Option<SessionId> {
-        match chore {
-            Chore::Leave(..) => None,
-            Chore::Release(session, _) => self.released(*session).then_some(*session),
-            Chore::Over(..) => {
+    /// A command was done, or is given up. Returns its session if that is wanted again.
+    fn done(&self, command: &RetriedCommand) -> Option<SessionId> {
+        match command {
+            RetriedCommand::Leave(..) => None,
+            RetriedCommand::Release(session, _) => self.released(*session).then_some(*session),
+            RetriedCommand::Over(..) => {
                 self.0.owed.fetch_sub(1, Ordering::SeqCst);
                 None
             }
@@ -63,7 +63,7 @@ impl Redis {
 
     /// Puts this node into a session's watch set. Best effort: reconciliation finds what is missed.
     pub(crate) async fn watch(&self, session: SessionId) {
-        if !self.0.link.up() {
+        if !self.0.connection.up() {
             return;
         }
         let seconds = WATCH.as_secs();
@@ -71,7 +71,7 @@ impl Redis {
     }
 
     pub(crate) async fn wake(&self, session: SessionId) {
-        if self.0.desk.with(session, |slot| slot.owned.then(|| slot.wake.notify_one())).flatten().is_some() {
+        if self.0.table.with(session, |local| local.owned.then(|| local.wake.notify_one())).flatten().is_some() {
             return;
         }
         let frame = Frame::Wake(session).encode();
@@ -90,7 +90,7 @@ impl Redis {
     pub(super) async fn send_notifications(&self, mut notifications: mpsc::Receiver<Notification>) {
         let told = stream::poll_fn(|context| notifications.poll_recv(context)).map(async |notification| {
             // While Redis is away nothing waits for it here.
-            if self.0.link.up()
+            if self.0.connection.up()
                 && let Err(error) = self.send_notification(notification).await
             {
                 tracing::debug!(error = %error, "other nodes could not be notified");
@@ -116,32 +116,32 @@ impl Redis {
     }
 
     /// Does one after the other, however long Redis is away. One that was interrupted is begun again.
-    pub(super) async fn run_chores(&self, chores: &mut Chores) {
+    pub(super) async fn run_commands(&self, commands: &mut RetriedCommands) {
         loop {
-            if chores.begun.is_none() {
-                chores.begun = chores.queue.recv().await;
+            if commands.begun.is_none() {
+                commands.begun = commands.queue.recv().await;
             }
-            let Some(chore) = &chores.begun else { return };
-            if let Err(error) = self.run_chore(chore).await {
-                tracing::debug!(error = %error, "a chore in Redis was in vain");
-                if !self.0.link.up() {
+            let Some(command) = &commands.begun else { return };
+            if let Err(error) = self.run_command(command).await {
+                tracing::debug!(error = %error, "a command failed in Redis");
+                if !self.0.connection.up() {
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
             }
-            if let Some(session) = chores.begun.take().and_then(|chore| self.done(&chore)) {
-                self.adopt(session).await;
+            if let Some(session) = commands.begun.take().and_then(|command| self.done(&command)) {
+                self.ensure_owner(session).await;
             }
         }
     }
 
-    pub(super) async fn run_chore(&self, chore: &Chore) -> RedisResult<()> {
+    pub(super) async fn run_command(&self, command: &RetriedCommand) -> RedisResult<()> {
         let scripts = &self.0.scripts;
-        let done: RedisResult<u8> = match chore {
-            Chore::Leave(session, call) => {
+        let done: RedisResult<u8> = match command {
+            RetriedCommand::Leave(session, call) => {
                 self.call(&scripts.leave, &self.keys(*session), |s| s.arg(call.to_string())).await
             }
-            Chore::Release(session, successor) => {
+            RetriedCommand::Release(session, successor) => {
                 let to = match successor {
                     Successor::Another => "another",
                     Successor::Caller => "caller",
@@ -151,10 +151,10 @@ impl Redis {
                 let not_to = if self.is_draining() { self.0.node.as_str() } else { "" };
                 self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to).arg(not_to)).await
             }
-            Chore::Over(session, call, Some(frame)) => {
+            RetriedCommand::Over(session, call, Some(frame)) => {
                 self.call(&scripts.refuse, &self.keys(*session), |s| s.arg(call.to_string()).arg(frame)).await
             }
-            Chore::Over(session, call, None) => {
+            RetriedCommand::Over(session, call, None) => {
                 self.call(&scripts.started, &self.keys(*session), |s| s.arg(call.to_string())).await
             }
         };

@@ -1,13 +1,13 @@
 //! Calls that wait, as the node of their clients sees them: accepted here, given a place in the cluster, joined, left.
 //!
-//! The desk knows a call from its acceptance on; its place is known once the cluster has it. A call that was left while it was
+//! The table knows a call from its acceptance on; its place is known once the cluster has it. A call that was left while it was
 //! on its way is taken back.
 
-use super::outbox::Chore;
+use super::outbox::RetriedCommand;
 use super::{Frame, RETRY, Redis, locked};
 use crate::cluster::Progress;
 use crate::cluster::queue::{Call, Rejected};
-use crate::cluster::session_table::Slot;
+use crate::cluster::session_table::LocalSession;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
 use engine::turn::Opening;
@@ -25,7 +25,7 @@ impl Redis {
         session: SessionId,
         call: Call,
     ) -> Result<(CallId, watch::Receiver<Progress>), Rejected> {
-        self.0.desk.accept(session, call)
+        self.0.table.accept(session, call)
     }
 
     /// Gives a call its place in the cluster. Returns the call it joins, when its idempotency key is known.
@@ -43,7 +43,7 @@ impl Redis {
         };
         tokio::time::timeout(PATIENCE, queued).await.unwrap_or_else(|_| {
             tracing::error!(%session, "a call could not be queued: redis was away for too long");
-            Err(Rejected::Away)
+            Err(Rejected::CoordinationUnavailable)
         })
     }
 
@@ -54,14 +54,14 @@ impl Redis {
 
     /// Notes a call's place, while it waits here. Says whether it does.
     pub(super) fn place(&self, session: SessionId, call: CallId, place: u64) -> bool {
-        let note = |slot: &mut Slot| {
-            let waits = slot.queue.waiting().any(|waiting| waiting.id == call);
+        let note = |local: &mut LocalSession| {
+            let waits = local.queue.waiting().any(|waiting| waiting.id == call);
             if waits {
                 locked(&self.0.places).insert(call, place);
             }
             waits
         };
-        self.0.desk.with(session, note).unwrap_or(false)
+        self.0.table.with(session, note).unwrap_or(false)
     }
 
     pub(super) async fn queue(
@@ -81,7 +81,7 @@ impl Redis {
         let meta = format!("{method}|{}|{name}", call.key);
         let entry = engine::json::encode(&Entry { v: 1, call: call.clone() });
         let (asked, since) = (Instant::now(), self.since(session));
-        let (limit, lease) = (self.0.desk.limit(), self.lease_ms());
+        let (limit, lease) = (self.0.table.limit(), self.lease_ms());
         let offer = if self.is_draining() { Frame::Offer(session).encode() } else { String::new() };
         let (status, first, place, owner): (String, String, u64, String) = self
             .call(&self.0.scripts.enqueue, &self.keys(session), |s| {
@@ -99,7 +99,7 @@ impl Redis {
                     self.leave_queue(session, call.id);
                 }
                 if owner == self.0.node && !self.serve(session, asked, since) {
-                    self.adopt(session).await;
+                    self.ensure_owner(session).await;
                 }
                 Ok(None)
             }
@@ -114,47 +114,47 @@ impl Redis {
         (first, place): (CallId, u64),
     ) -> watch::Receiver<Progress> {
         let same = Call { id: first, ..call.clone() };
-        match self.0.desk.replace(session, call.id, same) {
+        match self.0.table.replace(session, call.id, same) {
             Ok(progress) => {
                 self.place(session, first, place);
                 progress
             }
-            Err(_) => self.0.desk.follow(session, first),
+            Err(_) => self.0.table.follow(session, first),
         }
     }
 
     pub(crate) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
-        self.0.desk.follow(session, call)
+        self.0.table.follow(session, call)
     }
 
     /// Tells the waiters here; a call that waits no more leaves this node's list.
-    pub(super) fn settle(&self, session: SessionId, call: CallId, progress: Progress) {
-        self.0.desk.with(session, |slot| {
-            slot.queue.ended(call);
-            slot.tell(call, progress);
+    pub(super) fn tell_waiters(&self, session: SessionId, call: CallId, progress: Progress) {
+        self.0.table.with(session, |local| {
+            local.queue.ended(call);
+            local.tell(call, progress);
         });
         locked(&self.0.places).remove(&call);
     }
 
     pub(crate) fn leave(&self, session: SessionId, call: CallId) {
-        if self.0.desk.leave(session, call) {
+        if self.0.table.leave(session, call) {
             self.leave_queue(session, call);
         }
     }
 
     pub(super) fn leave_queue(&self, session: SessionId, call: CallId) {
         locked(&self.0.places).remove(&call);
-        self.remember(Chore::Leave(session, call));
+        self.remember(RetriedCommand::Leave(session, call));
     }
 
     pub(crate) fn forget(&self, key: KeyId, error: &RpcError) {
-        for (session, call) in self.0.desk.drop_of(key, error) {
+        for (session, call) in self.0.table.drop_of(key, error) {
             self.leave_queue(session, call);
         }
     }
 
     pub(crate) fn waiting(&self) -> usize {
-        self.0.desk.waiting()
+        self.0.table.waiting()
     }
 }
 

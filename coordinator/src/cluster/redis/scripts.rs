@@ -3,20 +3,22 @@
 //! Keys of a session, all under one hash tag: `q` the queue (call → place), `c` entries, `m` what the claim needs of each
 //! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
 //! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`
-//! (the run of the server that nodes met last), `pulse` (a node was here within a lease time), `settling`, `nodes`,
+//! (the server run id that nodes met last), `pulse` (the last heartbeat, which expires after a lease time), `settling` (the
+//! grace period, while it lasts), `nodes`,
 //! `alive:<node>`, `here:<node>` (it has queued a call since it was alive last), `draining:<node>`, `inbox:<node>`.
 //!
-//! What a wipe does: leases, entries and watch sets are made again by their nodes within the time that everything settles;
-//! the database knows every call that has started.
+//! When Redis is emptied, nodes write their leases, queue entries and watch sets again within the grace period; the database
+//! knows every call that has started. The key names are those of earlier versions: during an upgrade both run side by side.
 
 use redis::Script;
 
 /// How long a session's keys live after the last touch, in seconds.
 const KEEP: u32 = 86_400;
 
-/// Lua that several scripts share. A server that knows no run, or another than its own, was emptied, restarted or failed over
-/// to, and may have lost what was written last; one without a pulse was away from every node for a lease time. Nothing is taken
-/// or popped until owners and callers have made their entries again.
+/// Lua that several scripts share. A server that holds no run id, or another than its own, was emptied, restarted or failed
+/// over to, and may have lost what was written last; one without a last heartbeat was out of reach of every node for a lease
+/// time. Then a grace period of one lease time begins: no lease of a session with an open turn is taken and no call is claimed
+/// until owners and callers have made their entries again.
 const SHARED: &str = r"
 local function alive(prefix, nodes)
   for node in string.gmatch(nodes or '', '[^,]+') do
@@ -46,7 +48,7 @@ local function forget(s, call)
   redis.call('HDEL', s .. 'n', call)
   redis.call('HDEL', s .. 'k', call)
 end
--- A living node that goes on with a session: one whose client waits first; never `not_me`.
+-- Chooses a living node to serve a session: first one whose client waits for the first call; never `not_me`.
 local function heir(prefix, s, not_me)
   local first = redis.call('ZRANGE', s .. 'q', 0, 0)[1]
   local function can(node)
@@ -63,10 +65,10 @@ local function heir(prefix, s, not_me)
     if can(node) then return node end
   end
 end
-local function settles(prefix, lease)
-  local run, world = string.sub(KEYS[#KEYS], #prefix + 5), redis.call('GET', prefix .. 'world')
+local function in_grace_period(prefix, lease)
+  local run, known = string.sub(KEYS[#KEYS], #prefix + 5), redis.call('GET', prefix .. 'world')
   -- A server that does not tell its run can still be seen to be empty.
-  local new = not world or (run ~= '' and world ~= run)
+  local new = not known or (run ~= '' and known ~= run)
   if new or redis.call('EXISTS', prefix .. 'pulse') == 0 then
     if new then redis.call('SET', prefix .. 'world', run) end
     redis.call('SET', prefix .. 'settling', '1', 'PX', lease)
@@ -120,11 +122,11 @@ pub(super) struct Scripts {
     pub watch: Script,
     /// alive ms, lease ms, `1` if no node was alive before this one, `1` if draining → 1 when Redis did not know this node (any
     /// more).
-    pub beat: Script,
+    pub heartbeat: Script,
     /// → the living nodes.
     pub nodes: Script,
     /// The node leaves.
-    pub bye: Script,
+    pub remove_node: Script,
 }
 
 fn script(body: &str) -> Script {
@@ -143,8 +145,8 @@ impl Scripts {
 local call, entry, meta, idem, digest = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local limit, lease, given, wake = tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11]), ARGV[12]
 local offer = ARGV[13]
-local settling = settles(p, lease)
--- Whoever asks is there, whether or not a heartbeat has said so since its way to Redis was broken.
+local grace = in_grace_period(p, lease)
+-- The node that asks is alive, even if its heartbeat has not come through since its connection broke.
 if redis.call('EXISTS', p .. 'alive:' .. me) == 0 then redis.call('SET', p .. 'here:' .. me, '1', 'PX', lease) end
 if idem ~= '' then
   local known = redis.call('HGET', s .. 'i', idem)
@@ -165,7 +167,7 @@ if not place then
   -- One that has had a place was accepted before, and is taken back however many there are by now.
   if given == 0 and redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
   -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
-  if given > 0 and settling then
+  if given > 0 and grace then
     place = given
     if place > tonumber(redis.call('GET', s .. 'l') or '0') then
       redis.call('SET', s .. 'l', string.format('%.0f', place))
@@ -186,10 +188,10 @@ if not string.find(nodes, me, 1, true) then
   keep()
 end
 local owner = redis.call('GET', s .. 'o')
-if not owner and not settling and offer ~= '' then
+if not owner and not grace and offer ~= '' then
   local node = heir(p, s, me)
   if node then post(p, node, offer) end
-elseif not owner and not settling then
+elseif not owner and not grace then
   redis.call('SET', s .. 'o', me, 'PX', lease)
   owner = me
 elseif owner and owner ~= me then
@@ -201,13 +203,13 @@ return {'ok', call, string.format('%.0f', place), owner or ''}
             claim: script(
                 r"
 local gate, holder, lease = ARGV[4], ARGV[5], ARGV[6]
-local settling = settles(p, lease)
+local grace = in_grace_period(p, lease)
 local owner = redis.call('GET', s .. 'o')
 if owner and owner ~= me then return {'lost'} end
 -- A lease that is gone is made again by the next renewal, unless another is faster.
-if settling or not owner then return {'wait'} end
+if grace or not owner then return {'wait'} end
 local first, owners, compacts = nil, nil, {'refuse'}
-local function look(calls)
+local function visit(calls)
   for _, call in ipairs(calls) do
     local meta = redis.call('HGET', s .. 'm', call)
     -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
@@ -224,9 +226,9 @@ local function look(calls)
 end
 if gate == 'free' then
   -- The first that is alive goes; what is dead before it is forgotten.
-  while not first and look(redis.call('ZRANGE', s .. 'q', 0, 0)) do end
+  while not first and visit(redis.call('ZRANGE', s .. 'q', 0, 0)) do end
 else
-  look(redis.call('ZRANGE', s .. 'q', 0, -1))
+  visit(redis.call('ZRANGE', s .. 'q', 0, -1))
 end
 if #compacts > 1 then return compacts end
 local call = first
@@ -299,10 +301,10 @@ return 1
             ),
             take: script(
                 r"
-local settling = settles(p, ARGV[4])
+local grace = in_grace_period(p, ARGV[4])
 local owner = redis.call('GET', s .. 'o')
 if owner == me then redis.call('PEXPIRE', s .. 'o', ARGV[4]) return 1 end
-if owner or (settling and ARGV[5] == '1') then return 0 end
+if owner or (grace and ARGV[5] == '1') then return 0 end
 redis.call('SET', s .. 'o', me, 'PX', ARGV[4])
 return 1
 ",
@@ -316,7 +318,7 @@ return 1
             ),
             renew: script(
                 r"
-settles(p, ARGV[4])
+in_grace_period(p, ARGV[4])
 local held = {}
 for i = 5, #ARGV do
   local lease = ARGV[i] .. 'o'
@@ -381,10 +383,10 @@ redis.call('EXPIRE', s .. 'w', tonumber(ARGV[4]) * 2)
 return 1
 ",
             ),
-            beat: script(
+            heartbeat: script(
                 r"
 local new = 0
-settles(p, ARGV[5])
+in_grace_period(p, ARGV[5])
 if ARGV[6] == '1' then redis.call('DEL', p .. 'settling') end
 -- What is there already is only prolonged: that works when the memory is full, too.
 if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[4]) == 0 then
@@ -413,7 +415,7 @@ end
 return living
 ",
             ),
-            bye: script(
+            remove_node: script(
                 r"
 redis.call('DEL', p .. 'alive:' .. me, p .. 'draining:' .. me, p .. 'inbox:' .. me)
 redis.call('SREM', p .. 'nodes', me)

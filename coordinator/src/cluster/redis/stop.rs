@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a closing looks whether the owner on another node has let go.
-const LOOK: Duration = Duration::from_millis(50);
-const LOOKS_PER_STOP: u32 = 20;
+const RECONCILE: Duration = Duration::from_millis(50);
+const CHECKS_PER_STOP: u32 = 20;
 
 impl Redis {
     pub(crate) async fn stop(&self, session: SessionId, error: &RpcError) {
         self.refuse_all(session, error).await;
-        let released = self.0.desk.with(session, |slot| {
-            slot.stop.cancel();
-            slot.owned.then(|| Arc::clone(&slot.released).notified_owned())
+        let released = self.0.table.with(session, |local| {
+            local.stop.cancel();
+            local.owned.then(|| Arc::clone(&local.released).notified_owned())
         });
         if let Some(Some(released)) = released {
             released.await;
@@ -25,24 +25,24 @@ impl Redis {
         for look in 0u32.. {
             let keys = self.keys(session);
             // Told again now and then, because frames can be lost.
-            let owner: RedisResult<String> = if look.is_multiple_of(LOOKS_PER_STOP) {
+            let owner: RedisResult<String> = if look.is_multiple_of(CHECKS_PER_STOP) {
                 self.call(&self.0.scripts.to_owner, &keys, |s| s.arg(&stop)).await
             } else {
                 self.call(&self.0.scripts.owner, &keys, |s| s).await
             };
             match owner {
-                Ok(owner) if !owner.is_empty() && owner != self.0.node => tokio::time::sleep(LOOK).await,
+                Ok(owner) if !owner.is_empty() && owner != self.0.node => tokio::time::sleep(RECONCILE).await,
                 Ok(_) => break,
                 Err(_) => tokio::time::sleep(RETRY).await,
             }
         }
         self.refuse_all(session, error).await;
-        let mut slots = self.0.desk.lock();
-        if let Some(slot) = slots.get_mut(&session)
-            && !slot.owned
+        let mut sessions = self.0.table.lock();
+        if let Some(local) = sessions.get_mut(&session)
+            && !local.owned
         {
-            slot.refuse_all(error);
-            slots.remove(&session);
+            local.refuse_all(error);
+            sessions.remove(&session);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What keeps a node in its cluster: the heartbeat, the renewal of leases, the inbox, errands, and the look every two seconds
-//! at whatever Redis may have lost.
+//! The tasks that keep a node in its cluster: the heartbeat, the renewal of leases, the inbox, the commands that are retried
+//! until Redis takes them, and, every two seconds, the reconciliation of what Redis holds with what this node knows.
 
-use super::outbox::{Chore, Chores, WATCH};
+use super::outbox::{RetriedCommand, RetriedCommands, WATCH};
 use super::{Frame, Redis, locked};
 use crate::cluster::queue::Call;
 use crate::cluster::{Progress, Signal};
@@ -16,13 +16,13 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-/// Heartbeats and looks are as frequent as this, and several to a lease.
-pub(super) const BEAT: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_secs(2);
+/// Pause between heartbeats. Shorter where the lease is short, so that several fit into one lease.
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
+const RECONCILE: Duration = Duration::from_secs(2);
 const RENEWALS_PER_LEASE: u32 = 3;
-pub(super) const LOOKS_PER_LEASE: u32 = 4;
-/// What was given up last is still released, and offered to others, within this time.
-const LAST_CHORES: Duration = Duration::from_secs(2);
+pub(super) const CHECKS_PER_LEASE: u32 = 4;
+/// At shutdown, the leases given up last may take this long to be released and offered to other nodes.
+const LAST_RETRIED_COMMANDS: Duration = Duration::from_secs(2);
 /// How long a read of the inbox blocks.
 const BLOCK: Duration = Duration::from_secs(5);
 const INBOX_BATCH: usize = 512;
@@ -35,7 +35,7 @@ const BATCH: usize = 500;
 pub struct Tasks {
     redis: Redis,
     notifications: mpsc::Receiver<Notification>,
-    chores: Chores,
+    commands: RetriedCommands,
     signal: mpsc::UnboundedSender<Signal>,
 }
 
@@ -43,33 +43,33 @@ impl Tasks {
     pub(super) fn new(
         redis: Redis,
         notifications: mpsc::Receiver<Notification>,
-        queue: mpsc::Receiver<Chore>,
+        queue: mpsc::Receiver<RetriedCommand>,
         signal: mpsc::UnboundedSender<Signal>,
     ) -> Self {
-        Self { redis, notifications, chores: Chores { queue, begun: None }, signal }
+        Self { redis, notifications, commands: RetriedCommands { queue, begun: None }, signal }
     }
 
     /// Runs until the stop, then leaves the cluster.
     pub async fn run(self, stop: CancellationToken) {
-        let Tasks { redis, notifications, mut chores, signal } = self;
+        let Tasks { redis, notifications, mut commands, signal } = self;
         let work = async {
             tokio::join!(
-                redis.beat(),
+                redis.send_heartbeats(),
                 redis.renew(),
                 redis.read_inbox(&signal),
                 redis.send_notifications(notifications),
-                redis.run_chores(&mut chores),
-                redis.look()
+                redis.run_commands(&mut commands),
+                redis.reconcile()
             )
         };
         stop.run_until_cancelled(work.boxed()).await;
-        chores.queue.close();
-        let _ = tokio::time::timeout(LAST_CHORES, redis.run_chores(&mut chores)).await;
-        let _: RedisResult<u8> = redis.call(&redis.0.scripts.bye, "", |s| s).await;
+        commands.queue.close();
+        let _ = tokio::time::timeout(LAST_RETRIED_COMMANDS, redis.run_commands(&mut commands)).await;
+        let _: RedisResult<u8> = redis.call(&redis.0.scripts.remove_node, "", |s| s).await;
     }
 }
 
-/// The number that follows in a stream.
+/// The id that follows this one in a Redis stream.
 fn behind(id: &str) -> String {
     let next = |(ms, seq): (&str, &str)| Some(format!("{ms}-{}", seq.parse::<u64>().ok()?.checked_add(1)?));
     id.split_once('-').and_then(next).unwrap_or_else(|| id.to_owned())
@@ -99,9 +99,9 @@ impl Redis {
     async fn read_inbox(&self, signal: &mpsc::UnboundedSender<Signal>) {
         let key = format!("{}inbox:{}", self.0.settings.prefix, self.0.node);
         loop {
-            // From the start, because the numbers of another server may be lower; what was read is trimmed away.
+            // From the start, because a new server may give lower ids. What was read is trimmed away.
             let mut last = "0".to_owned();
-            let Ok(mut connection) = self.0.link.dedicated(BLOCK).await else {
+            let Ok(mut connection) = self.0.connection.dedicated(BLOCK).await else {
                 tokio::time::sleep(RECONNECT).await;
                 continue;
             };
@@ -133,15 +133,15 @@ impl Redis {
     async fn received(&self, frame: Frame, signal: &mpsc::UnboundedSender<Signal>) {
         match frame {
             Frame::Wake(session) => {
-                self.0.desk.with(session, |slot| slot.wake.notify_one());
+                self.0.table.with(session, |local| local.wake.notify_one());
             }
             Frame::Stop(session) => {
-                self.0.desk.with(session, |slot| slot.stop.cancel());
+                self.0.table.with(session, |local| local.stop.cancel());
             }
-            Frame::Offer(session) => self.adopt(session).await,
+            Frame::Offer(session) => self.ensure_owner(session).await,
             Frame::Cut(session) => self.0.log.feeds().cut_here(session),
-            Frame::Refused(session, call, error) => self.settle(session, call, Progress::Refused(error)),
-            Frame::Follow(session, call, winner) => self.settle(session, call, Progress::Follow(winner)),
+            Frame::Refused(session, call, error) => self.tell_waiters(session, call, Progress::Refused(error)),
+            Frame::Follow(session, call, winner) => self.tell_waiters(session, call, Progress::Follow(winner)),
             Frame::Revoked(key) => {
                 let _ = signal.send(Signal::Revoked(key));
             }
@@ -155,19 +155,20 @@ impl Redis {
                 let events = committed.events();
                 self.0.log.feeds().publish_here(session, &events, left_out, head, over);
                 if let Some((call, progress)) = progress {
-                    self.settle(session, call, progress);
+                    self.tell_waiters(session, call, progress);
                 }
             }
         }
     }
 
-    /// Every two seconds: waiting calls are where they should be, and watched sessions are as far as their logs.
-    async fn look(&self) {
-        let mut ticks = ticks(LOOK.min(self.0.settings.lease / LOOKS_PER_LEASE));
+    /// Every two seconds: puts waiting calls back into the queues that lost them, and moves the feeds of watched sessions to
+    /// where their logs are.
+    async fn reconcile(&self) {
+        let mut ticks = ticks(RECONCILE.min(self.0.settings.lease / CHECKS_PER_LEASE));
         let mut renewed = Instant::now();
         loop {
             ticks.tick().await;
-            self.look_after_calls().await;
+            self.reconcile_calls().await;
             let watched = self.0.log.feeds().watched();
             if let Err(error) = self.0.log.reconcile(&watched).await {
                 tracing::debug!(error = %error, "watched sessions could not be compared with the database");
@@ -179,25 +180,25 @@ impl Redis {
         }
     }
 
-    async fn look_after_calls(&self) {
+    async fn reconcile_calls(&self) {
         let placed = |(session, call): (SessionId, Call)| {
-            // Without a place it is being queued just now.
+            // A call without a place is being queued at this moment.
             locked(&self.0.places).get(&call.id).map(|place| (session, call, *place))
         };
-        let mut waiting: Vec<_> = self.0.desk.waiting_calls().into_iter().filter_map(placed).collect();
+        let mut waiting: Vec<_> = self.0.table.waiting_calls().into_iter().filter_map(placed).collect();
         let ids: Vec<CallId> = waiting.iter().map(|(_, call, _)| call.id).collect();
         let Ok(started) = self.0.log.started(&ids).await else { return };
         waiting.retain(|(session, call, _)| {
             let waits = !started.contains(&call.id);
             if !waits {
-                self.settle(*session, call.id, Progress::Running);
+                self.tell_waiters(*session, call.id, Progress::Running);
             }
             waits
         });
         let Ok(unknown) = self.unknown(&waiting).await else { return };
         let mut seen = HashSet::new();
         for (session, call, place) in waiting {
-            // One of each session looks for its owner, too.
+            // Queueing a call again also finds an owner for its session, so one call of each session is enough.
             if seen.insert(session) || unknown.contains(&call.id) {
                 let _ = self.queue(session, &call, place).await;
             }

@@ -102,7 +102,7 @@ impl GroupCommit {
                 // Refused perhaps only because it was applied before.
                 Err(refused) => match self.find(&entry).await {
                     Ok(Some(written)) => return Ok(written),
-                    Ok(None) if doubt && matches!(refused, Error::Refused) => return Err(Error::Unknown),
+                    Ok(None) if doubt && matches!(refused, Error::PreconditionFailed) => return Err(Error::Unknown),
                     Ok(None) => return Err(refused),
                     Err(error) if !doubt => return Err(error),
                     Err(_) => {}

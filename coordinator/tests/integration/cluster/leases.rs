@@ -1,28 +1,28 @@
 //! Who owns a session, between several nodes.
 
-use crate::cluster::cast::{Cast, LEASE, over, run};
-use crate::world::{ended, going_on, opening, until, within};
+use crate::cluster::test_cluster::{LEASE, TestCluster, over, run};
+use crate::fixture::{ended, going_on, opening, until, within};
 use coordinator::cluster::Lease;
 use std::time::Duration;
 use tokio::time::Instant;
 
-async fn owner(cast: &Cast) -> Option<String> {
-    let last = cast.nodes.last().expect("a node");
-    last.cluster.owner(cast.session).await.expect("redis answers")
+async fn owner(test: &TestCluster) -> Option<String> {
+    let last = test.nodes.last().expect("a node");
+    last.cluster.owner(test.session).await.expect("redis answers")
 }
 
-async fn owned_by(cast: &Cast, node: usize) {
-    let name = cast.nodes[node].name.clone();
-    until("the owner", async || match owner(cast).await {
+async fn owned_by(test: &TestCluster, node: usize) {
+    let name = test.nodes[node].name.clone();
+    until("the owner", async || match owner(test).await {
         Some(owner) if owner == name => Ok(()),
         other => Err(other),
     })
     .await;
 }
 
-async fn taken_over(cast: &mut Cast, node: usize) -> Lease {
+async fn taken_over(test: &mut TestCluster, node: usize) -> Lease {
     let started = Instant::now();
-    let lease = cast.lease(node).await;
+    let lease = test.lease(node).await;
     let took = started.elapsed();
     assert!(took < LEASE + Duration::from_secs(4), "the lease passed on after {took:?}");
     lease
@@ -30,15 +30,18 @@ async fn taken_over(cast: &mut Cast, node: usize) -> Lease {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_nodes_one_serves() {
-    let mut cast = Cast::redis(2).await;
+    let mut test = TestCluster::redis(2).await;
     for _ in 0..5 {
-        let (first, second) = (cast.message(), cast.message());
-        let (one, two) = tokio::join!(cast.enqueue(0, &first), cast.enqueue(1, &second));
-        tokio::join!(cast.nodes[0].cluster.adopt(cast.session), cast.nodes[1].cluster.adopt(cast.session));
-        let name = owner(&cast).await.expect("an owner");
-        let (owner, other) = if cast.nodes[0].name == name { (0, 1) } else { (1, 0) };
-        let lease = cast.lease(owner).await;
-        cast.no_lease(other);
+        let (first, second) = (test.message(), test.message());
+        let (one, two) = tokio::join!(test.enqueue(0, &first), test.enqueue(1, &second));
+        tokio::join!(
+            test.nodes[0].cluster.ensure_owner(test.session),
+            test.nodes[1].cluster.ensure_owner(test.session)
+        );
+        let name = owner(&test).await.expect("an owner");
+        let (owner, other) = if test.nodes[0].name == name { (0, 1) } else { (1, 0) };
+        let lease = test.lease(owner).await;
+        test.no_lease(other);
         for _ in 0..2 {
             let call = run(&lease, None).await;
             assert!(call == first.id || call == second.id);
@@ -46,59 +49,59 @@ async fn of_two_nodes_one_serves() {
         }
         drop((one, two));
         assert!(lease.release().await.is_ok());
-        until("nobody owns it", async || match self::owner(&cast).await {
+        until("nobody owns it", async || match self::owner(&test).await {
             None => Ok(()),
             other => Err(other),
         })
         .await;
     }
-    cast.end().await;
+    test.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_renewed_until_its_node_dies() {
-    let mut cast = Cast::redis(2).await;
-    let call = cast.message();
-    let _waiter = cast.enqueue(1, &call).await;
+    let mut test = TestCluster::redis(2).await;
+    let call = test.message();
+    let _waiter = test.enqueue(1, &call).await;
     // Node 1 accepted it and serves; then only node 0 is left to serve a call of its own.
-    let lease = cast.lease(1).await;
+    let lease = test.lease(1).await;
     assert_eq!(run(&lease, None).await, call.id);
     let end = Instant::now() + 2 * LEASE;
     until("two lease times are over", async || if Instant::now() > end { Ok(()) } else { Err(()) }).await;
-    owned_by(&cast, 1).await;
+    owned_by(&test, 1).await;
     assert!(lease.confirm().await && lease.may_act(1).await && !lease.lost.is_cancelled());
-    cast.nodes[1].kill();
-    let next = cast.message();
-    let _next = cast.enqueue(0, &next).await;
-    let new = taken_over(&mut cast, 0).await;
+    test.nodes[1].kill();
+    let next = test.message();
+    let _next = test.enqueue(0, &next).await;
+    let new = taken_over(&mut test, 0).await;
     assert!(!lease.confirm().await);
     assert_eq!(run(&new, None).await, next.id, "the dead node's call is skipped");
-    cast.end().await;
+    test.end().await;
 }
 
 /// An owner frozen past its lease wakes up after another took over, whether or not that one still serves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_owner_acts_no_more() {
     for still in [true, false] {
-        let mut cast = Cast::redis(2).await;
-        cast.nodes[0].cluster.adopt(cast.session).await;
-        let old = cast.lease(0).await;
-        let row = cast.world.own(cast.session).await;
-        let call = opening(cast.session, row.epoch, cast.key, engine::gate::GateFound::Free);
-        cast.world.log.append(call.clone()).await.expect("opened");
+        let mut test = TestCluster::redis(2).await;
+        test.nodes[0].cluster.ensure_owner(test.session).await;
+        let old = test.lease(0).await;
+        let row = test.fixture.own(test.session).await;
+        let call = opening(test.session, row.epoch, test.key, engine::gate::GateFound::Free);
+        test.fixture.log.append(call.clone()).await.expect("opened");
         assert!(old.may_act(row.epoch).await);
-        cast.nodes[0].freeze(true);
-        until("the lease is over", async || match owner(&cast).await {
+        test.nodes[0].freeze(true);
+        until("the lease is over", async || match owner(&test).await {
             None => Ok(()),
             other => Err(other),
         })
         .await;
-        cast.nodes[1].cluster.adopt(cast.session).await;
-        let new = cast.lease(1).await;
-        let taken = cast.world.own(cast.session).await;
+        test.nodes[1].cluster.ensure_owner(test.session).await;
+        let new = test.lease(1).await;
+        let taken = test.fixture.own(test.session).await;
         if !still {
             assert!(new.release().await.is_ok());
-            until("the lease is released", async || match owner(&cast).await {
+            until("the lease is released", async || match owner(&test).await {
                 None => Ok(()),
                 other => Err(other),
             })
@@ -106,136 +109,136 @@ async fn a_frozen_owner_acts_no_more() {
         } else {
             std::mem::forget(new);
         }
-        cast.nodes[0].freeze(false);
+        test.nodes[0].freeze(false);
         if !still {
-            owned_by(&cast, 0).await;
+            owned_by(&test, 0).await;
         }
         until("it is told", async || {
             assert!(!old.may_act(row.epoch).await, "it acted past its lease");
             if old.lost.is_cancelled() { Ok(()) } else { Err("not lost") }
         })
         .await;
-        assert!(cast.world.log.append(going_on(&call, Some(ended()))).await.is_err(), "fenced");
+        assert!(test.fixture.log.append(going_on(&call, Some(ended()))).await.is_err(), "fenced");
         let own = coordinator::log::Append { epoch: taken.epoch, ..going_on(&call, Some(ended())) };
-        cast.world.log.append(own).await.expect("the new owner's");
-        cast.end().await;
+        test.fixture.log.append(own).await.expect("the new owner's");
+        test.end().await;
     }
 }
 
 /// It had won the lease and read the epoch; then it froze, and another took over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_winner_pushes_nobody_away() {
-    let mut cast = Cast::redis(2).await;
-    cast.nodes[0].cluster.adopt(cast.session).await;
-    let late = cast.lease(0).await;
-    let seen = cast.nodes[0].log.row(cast.session).await.expect("a row");
+    let mut test = TestCluster::redis(2).await;
+    test.nodes[0].cluster.ensure_owner(test.session).await;
+    let late = test.lease(0).await;
+    let seen = test.nodes[0].log.row(test.session).await.expect("a row");
     assert!(late.confirm().await);
-    cast.nodes[0].freeze(true);
-    let call = cast.message();
-    let _waiter = cast.enqueue(1, &call).await;
-    let new = taken_over(&mut cast, 1).await;
-    let row = cast.world.own(cast.session).await;
-    assert!(cast.nodes[0].log.take(cast.session, seen.epoch).await.is_err(), "the epoch has moved");
-    cast.nodes[0].freeze(false);
+    test.nodes[0].freeze(true);
+    let call = test.message();
+    let _waiter = test.enqueue(1, &call).await;
+    let new = taken_over(&mut test, 1).await;
+    let row = test.fixture.own(test.session).await;
+    assert!(test.nodes[0].log.take(test.session, seen.epoch).await.is_err(), "the epoch has moved");
+    test.nodes[0].freeze(false);
     assert!(!late.confirm().await);
     within("it is told", late.lost.cancelled()).await;
     drop(late);
     assert!(new.confirm().await && new.may_act(row.epoch).await, "the release of the late one ends nothing");
     assert_eq!(run(&new, None).await, call.id);
-    cast.end().await;
+    test.end().await;
 }
 
 /// Only a session that somebody waits for has to be served elsewhere at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_draining_node_passes_on_is_what_is_wanted() {
-    let mut cast = Cast::redis(2).await;
-    let idle = cast.another().await;
-    cast.nodes[0].cluster.adopt(idle).await;
-    let unwanted = cast.lease(0).await;
-    let call = cast.message();
-    let _waiter = cast.enqueue(0, &call).await;
-    let wanted = cast.lease(0).await;
-    cast.nodes[0].cluster.drain();
+    let mut test = TestCluster::redis(2).await;
+    let idle = test.another().await;
+    test.nodes[0].cluster.ensure_owner(idle).await;
+    let unwanted = test.lease(0).await;
+    let call = test.message();
+    let _waiter = test.enqueue(0, &call).await;
+    let wanted = test.lease(0).await;
+    test.nodes[0].cluster.drain();
     unwanted.pass_on();
     wanted.pass_on();
-    let lease = cast.lease(1).await;
-    assert_eq!(lease.session(), cast.session);
+    let lease = test.lease(1).await;
+    assert_eq!(lease.session(), test.session);
     assert_eq!(run(&lease, None).await, call.id);
-    assert_eq!(cast.nodes[1].cluster.owner(idle).await.expect("answered"), None);
-    cast.no_lease(1);
-    cast.end().await;
+    assert_eq!(test.nodes[1].cluster.owner(idle).await.expect("answered"), None);
+    test.no_lease(1);
+    test.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_node_hands_over_at_once() {
-    let mut cast = Cast::redis(2).await;
-    let call = cast.message();
-    let _waiter = cast.enqueue(0, &call).await;
-    let lease = cast.lease(0).await;
-    cast.nodes[0].cluster.drain();
+    let mut test = TestCluster::redis(2).await;
+    let call = test.message();
+    let _waiter = test.enqueue(0, &call).await;
+    let lease = test.lease(0).await;
+    test.nodes[0].cluster.drain();
     lease.hand_over();
-    let lease = cast.lease(1).await;
+    let lease = test.lease(1).await;
     assert_eq!(run(&lease, None).await, call.id, "its client still waits at the old node");
     lease.tell(call.id, over()).await;
     assert!(lease.release().await.is_ok());
     // A call that comes in the drain is accepted, and served elsewhere.
-    let late = cast.message();
-    let _late = cast.enqueue(0, &late).await;
-    let lease = cast.lease(1).await;
+    let late = test.message();
+    let _late = test.enqueue(0, &late).await;
+    let lease = test.lease(1).await;
     assert_eq!(run(&lease, None).await, late.id);
-    cast.no_lease(0);
-    cast.end().await;
+    test.no_lease(0);
+    test.end().await;
 }
 
 /// What a node gives up with its last breath is offered to others, not left to expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leaving_node_releases_everything() {
-    let mut cast = Cast::redis(2).await;
+    let mut test = TestCluster::redis(2).await;
     let mut held = Vec::new();
     let mut sessions = Vec::new();
     for _ in 0..50 {
-        let session = cast.another().await;
-        cast.nodes[0].cluster.adopt(session).await;
-        held.push(cast.lease(0).await);
+        let session = test.another().await;
+        test.nodes[0].cluster.ensure_owner(session).await;
+        held.push(test.lease(0).await);
         sessions.push(session);
     }
-    let leaving = cast.nodes.remove(0);
+    let leaving = test.nodes.remove(0);
     leaving.cluster.drain();
     held.into_iter().for_each(Lease::hand_over);
     leaving.leave().await;
     for _ in 0..50 {
-        let lease = cast.lease(0).await;
+        let lease = test.lease(0).await;
         assert!(sessions.contains(&lease.session()));
         std::mem::forget(lease);
     }
-    cast.end().await;
+    test.end().await;
 }
 
 /// The node takes no more leases: what it is given all the same goes to another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_stays_with_a_node_that_serves_no_more() {
-    let mut cast = Cast::redis(2).await;
-    cast.nodes[0].leases.close();
-    let call = cast.message();
-    let _waiter = cast.enqueue(0, &call).await;
-    cast.nodes[0].cluster.drain();
-    let lease = cast.lease(1).await;
+    let mut test = TestCluster::redis(2).await;
+    test.nodes[0].leases.close();
+    let call = test.message();
+    let _waiter = test.enqueue(0, &call).await;
+    test.nodes[0].cluster.drain();
+    let lease = test.lease(1).await;
     assert_eq!(run(&lease, None).await, call.id);
-    cast.end().await;
+    test.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_reaches_the_owner_elsewhere() {
-    let mut cast = Cast::redis(2).await;
-    cast.nodes[0].cluster.adopt(cast.session).await;
-    let lease = cast.lease(0).await;
-    let (cluster, session) = (cast.nodes[1].cluster.clone(), cast.session);
+    let mut test = TestCluster::redis(2).await;
+    test.nodes[0].cluster.ensure_owner(test.session).await;
+    let lease = test.lease(0).await;
+    let (cluster, session) = (test.nodes[1].cluster.clone(), test.session);
     let error = engine::rpc::RpcError::not_open("closed");
     let stopping = tokio::spawn(async move { cluster.stop(session, &error).await });
     within("the owner is told", lease.stop.cancelled()).await;
     assert!(!stopping.is_finished());
     drop(lease);
     within("the stop ends", stopping).await.expect("no panic");
-    assert_eq!(owner(&cast).await, None);
-    cast.end().await;
+    assert_eq!(owner(&test).await, None);
+    test.end().await;
 }

@@ -1,8 +1,8 @@
 //! Redis as operators run it: behind Sentinels, over TLS with an authority of their own, with a user that may do little, for
 //! two clusters at once.
 
-use crate::cluster::cast::{Cast, LEASE, expired, held, idle, over, run};
-use crate::world::{opening, until, within};
+use crate::cluster::test_cluster::{LEASE, TestCluster, expired, held, idle, over, run};
+use crate::fixture::{opening, until, within};
 use coordinator::cluster::Claim;
 use coordinator::cluster::Lease;
 use coordinator::cluster::redis::{Redis, Settings};
@@ -83,66 +83,66 @@ impl Watched {
 }
 
 fn wait(what: &str, mut probe: impl FnMut() -> Result<(), String>) {
-    let end = Instant::now() + crate::world::DEADLINE;
+    let end = Instant::now() + crate::fixture::DEADLINE;
     while let Err(state) = probe() {
         assert!(Instant::now() < end, "{what}: {state}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-async fn signalled(cast: &mut Cast, to: usize, from: usize) {
-    cast.nodes[from].cluster.revoked(cast.key, &RpcError::internal()).await;
-    let signals = cast.nodes[to].signals.as_mut().expect("a node of a cluster");
+async fn signalled(test: &mut TestCluster, to: usize, from: usize) {
+    test.nodes[from].cluster.revoked(test.key, &RpcError::internal()).await;
+    let signals = test.nodes[to].signals.as_mut().expect("a node of a cluster");
     assert!(within("the inbox is read", signals.recv()).await.is_some());
 }
 
 /// Each node serves, and hears from the other.
-async fn works(cast: &mut Cast) {
+async fn works(test: &mut TestCluster) {
     for (from, to) in [(0, 1), (1, 0)] {
-        let call = cast.message();
-        let waiter = cast.enqueue(from, &call).await;
-        let lease = cast.lease(from).await;
+        let call = test.message();
+        let waiter = test.enqueue(from, &call).await;
+        let lease = test.lease(from).await;
         assert_eq!(run(&lease, None).await, call.id);
         lease.tell(call.id, over()).await;
         drop(waiter);
-        signalled(cast, to, from).await;
+        signalled(test, to, from).await;
         until("it is given up", async || if lease.wanted().await { Err("wanted") } else { Ok(()) }).await;
         assert!(lease.release().await.is_ok());
-        let cluster = cast.nodes[to].cluster.clone();
-        until("nobody owns it", async || match cluster.owner(cast.session).await {
+        let cluster = test.nodes[to].cluster.clone();
+        until("nobody owns it", async || match cluster.owner(test.session).await {
             Ok(None) => Ok(()),
             other => Err(format!("{other:?}")),
         })
         .await;
         let members = cluster.nodes().await.expect("answered");
         assert_eq!(members.len(), 2, "{members:?}");
-        assert_eq!(cluster.complaints().await, Vec::<String>::new());
+        assert_eq!(cluster.warnings().await, Vec::<String>::new());
     }
 }
 
 /// The master dies under a running turn with calls behind it: the nodes find the next by themselves.
 async fn failover(mut servers: Watched, url: String, ca: Option<PathBuf>) {
-    let mut cast = Cast::reached(url, ca, "bae:", 2).await;
-    works(&mut cast).await;
-    cast.nodes[0].cluster.adopt(cast.session).await;
-    let lease = cast.lease(0).await;
-    let row = cast.world.own(cast.session).await;
-    cast.world
+    let mut test = TestCluster::reached(url, ca, "bae:", 2).await;
+    works(&mut test).await;
+    test.nodes[0].cluster.ensure_owner(test.session).await;
+    let lease = test.lease(0).await;
+    let row = test.fixture.own(test.session).await;
+    test.fixture
         .log
-        .append(opening(cast.session, row.epoch, cast.key, engine::gate::GateFound::Free))
+        .append(opening(test.session, row.epoch, test.key, engine::gate::GateFound::Free))
         .await
         .expect("a turn");
     assert!(lease.may_act(row.epoch).await);
-    let (a, b, c) = (cast.message(), cast.message(), cast.message());
-    let _a = cast.enqueue(0, &a).await;
-    let _b = cast.enqueue(1, &b).await;
+    let (a, b, c) = (test.message(), test.message(), test.message());
+    let _a = test.enqueue(0, &a).await;
+    let _b = test.enqueue(1, &b).await;
     let servers = spawn_blocking(move || {
         servers.kill_master();
         servers
     });
     let servers = servers.await.expect("stopped");
-    let found = async |cast: &Cast| {
-        for node in &cast.nodes {
+    let found = async |test: &TestCluster| {
+        for node in &test.nodes {
             until("the next master is found", async || match node.cluster.nodes().await {
                 Ok(members) if members.len() == 2 => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -150,22 +150,22 @@ async fn failover(mut servers: Watched, url: String, ca: Option<PathBuf>) {
             .await;
         }
     };
-    found(&cast).await;
-    let _c = cast.enqueue(1, &c).await;
+    found(&test).await;
+    let _c = test.enqueue(1, &c).await;
     assert!(!lease.lost.is_cancelled(), "the running turn goes on");
     assert!(lease.may_act(row.epoch).await);
-    cast.nodes[1].cluster.adopt(cast.session).await;
-    cast.no_lease(1);
+    test.nodes[1].cluster.ensure_owner(test.session).await;
+    test.no_lease(1);
     for call in [a, b, c] {
         assert_eq!(run(&lease, None).await, call.id);
         assert!(lease.may_act(row.epoch).await && lease.confirm().await);
         lease.tell(call.id, over()).await;
     }
     idle(&lease).await;
-    signalled(&mut cast, 0, 1).await;
-    signalled(&mut cast, 1, 0).await;
+    signalled(&mut test, 0, 1).await;
+    signalled(&mut test, 1, 0).await;
     assert!(lease.release().await.is_ok());
-    cast.end().await;
+    test.end().await;
     drop(servers);
 }
 
@@ -214,26 +214,26 @@ async fn an_authority_of_ones_own_is_trusted_alone() {
     let tls = folder.tls("ca");
     let server = spawn_blocking(move || Service::redis_with(&tls)).await.expect("a server");
     let url = format!("rediss://127.0.0.1:{}", server.port());
-    let mut cast = Cast::reached(url.clone(), Some(ca.clone()), "bae:", 2).await;
-    works(&mut cast).await;
+    let mut test = TestCluster::reached(url.clone(), Some(ca.clone()), "bae:", 2).await;
+    works(&mut test).await;
     for ca in [Some(wrong), None] {
-        let complaints = complaints(&cast.world.log, &url, ca).await;
-        assert!(complaints.contains("invalid peer certificate: UnknownIssuer"), "{complaints}");
+        let warnings = warnings(&test.fixture.log, &url, ca).await;
+        assert!(warnings.contains("invalid peer certificate: UnknownIssuer"), "{warnings}");
     }
-    let insecure = complaints(&cast.world.log, &format!("{url}/#insecure"), None).await;
+    let insecure = warnings(&test.fixture.log, &format!("{url}/#insecure"), None).await;
     assert!(insecure.contains("insecure"), "the check cannot be turned off: {insecure}");
     let other_name = format!("rediss://localhost:{}", server.port());
-    let complaints = complaints(&cast.world.log, &other_name, Some(ca)).await;
-    assert!(complaints.contains("invalid peer certificate: certificate not valid for name"), "{complaints}");
-    cast.end().await;
+    let warnings = warnings(&test.fixture.log, &other_name, Some(ca)).await;
+    assert!(warnings.contains("invalid peer certificate: certificate not valid for name"), "{warnings}");
+    test.end().await;
 }
 
 /// What a node with these settings says of its Redis.
-async fn complaints(log: &Log, url: &str, ca: Option<PathBuf>) -> String {
+async fn warnings(log: &Log, url: &str, ca: Option<PathBuf>) -> String {
     let settings = Settings { url: url.into(), ca, prefix: "bae:".into(), lease: LEASE };
     let (redis, _received) =
         Redis::new(settings, log.clone(), Feeds::clustered().1, 5).expect("settings that make sense");
-    coordinator::cluster::Cluster::Redis(redis).complaints().await.join("\n")
+    coordinator::cluster::Cluster::Redis(redis).warnings().await.join("\n")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,7 +242,7 @@ async fn what_is_wrong_with_the_settings_is_told_without_a_password() {
     let (ca, key) = (folder.authority("ca"), folder.path("ca.key"));
     let broken = folder.path("broken.pem");
     std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").expect("written");
-    let cast = Cast::local().await;
+    let test = TestCluster::local().await;
     let cases = [
         ("redis://:secret@127.0.0.1", Some(ca), "BAE_REDIS_CA is for rediss:// and sentinels://"),
         ("rediss://:secret@127.0.0.1", Some(folder.path("none.pem")), "BAE_REDIS_CA cannot be read"),
@@ -256,10 +256,11 @@ async fn what_is_wrong_with_the_settings_is_told_without_a_password() {
     ];
     for (url, ca, expected) in cases {
         let settings = Settings { url: url.into(), ca, prefix: "bae:".into(), lease: LEASE };
-        let told = Redis::new(settings, cast.world.log.clone(), Feeds::clustered().1, 5).err().expect(url).to_string();
+        let told =
+            Redis::new(settings, test.fixture.log.clone(), Feeds::clustered().1, 5).err().expect(url).to_string();
         assert!(told.contains(expected) && !told.contains("secret"), "{url}: {told}");
     }
-    cast.end().await;
+    test.end().await;
 }
 
 /// It is enough, and no command of it is too much.
@@ -271,34 +272,34 @@ async fn a_user_may_do_what_the_readme_says_and_no_more() {
     let users = format!("user default off\nuser operator on nopass ~* &* +@all\n{rule}\n{shy}\n");
     let server = spawn_blocking(move || Service::redis_with(&users)).await.expect("a server");
     let url = format!("redis://bae:secret@127.0.0.1:{}", server.port());
-    let mut cast = Cast::reached(url, None, "bae:", 2).await;
-    works(&mut cast).await;
-    // All that nodes say to each other, and a new world.
-    let (first, second, third) = (cast.message(), cast.compact(), cast.keyed("k", 1));
-    let _first = cast.enqueue(0, &first).await;
-    let left = cast.enqueue(1, &second).await;
-    let _third = cast.enqueue(1, &third).await;
-    let _joined = cast.enqueue(0, &cast.keyed("k", 1)).await;
-    let _reader = cast.nodes[1].open_reader(cast.session).await.expect("watched");
+    let mut test = TestCluster::reached(url, None, "bae:", 2).await;
+    works(&mut test).await;
+    // All that nodes say to each other, and a new fixture.
+    let (first, second, third) = (test.message(), test.compact(), test.keyed("k", 1));
+    let _first = test.enqueue(0, &first).await;
+    let left = test.enqueue(1, &second).await;
+    let _third = test.enqueue(1, &third).await;
+    let _joined = test.enqueue(0, &test.keyed("k", 1)).await;
+    let _reader = test.nodes[1].open_reader(test.session).await.expect("watched");
     drop(left);
-    let lease = cast.lease(0).await;
+    let lease = test.lease(0).await;
     assert_eq!(run(&lease, None).await, first.id);
     lease.unclaim(first.id).await;
     assert_eq!(run(&lease, None).await, first.id);
     lease.tell(first.id, over()).await;
-    assert!(matches!(lease.claim(held(cast.key)).await, Claim::Run(_) | Claim::Refuse(_)));
-    assert_eq!(run(&lease, expired(cast.key)).await, third.id);
+    assert!(matches!(lease.claim(held(test.key)).await, Claim::Run(_) | Claim::Refuse(_)));
+    assert_eq!(run(&lease, expired(test.key)).await, third.id);
     lease.refuse_all(&RpcError::internal()).await;
-    cast.nodes[1].cluster.cut(cast.session);
-    cast.nodes[0].cluster.drain();
+    test.nodes[1].cluster.cut(test.session);
+    test.nodes[0].cluster.drain();
     lease.hand_over();
-    let lease = cast.lease(1).await;
-    let (cluster, session) = (cast.nodes[0].cluster.clone(), cast.session);
+    let lease = test.lease(1).await;
+    let (cluster, session) = (test.nodes[0].cluster.clone(), test.session);
     let stopping = tokio::spawn(async move { cluster.stop(session, &RpcError::internal()).await });
     within("the owner is told", lease.stop.cancelled()).await;
     drop::<Lease>(lease);
     within("the stop ends", stopping).await.expect("no panic");
-    cast.end().await;
+    test.end().await;
     let ask = |user: &str, words: &[&str]| server.redis_cli(&[&["--user", user, "--pass", "secret"], words].concat());
     let log = ask("operator", &["ACL", "LOG"]);
     assert_eq!(log, "", "nothing was refused");
@@ -316,16 +317,16 @@ async fn a_user_may_do_what_the_readme_says_and_no_more() {
         assert!(told.contains("NOPERM"), "{words:?}: {told}");
     }
     let url = format!("redis://shy:secret@127.0.0.1:{}", server.port());
-    let mut cast = Cast::reached(url, None, "bae:", 2).await;
-    works(&mut cast).await;
-    cast.end().await;
+    let mut test = TestCluster::reached(url, None, "bae:", 2).await;
+    works(&mut test).await;
+    test.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_clusters_on_one_redis_do_not_meet() {
     let server = spawn_blocking(Service::redis).await.expect("a server");
-    let mut one = Cast::reached(server.url(), None, "one:", 2).await;
-    let mut two = Cast::reached(server.url(), None, "two:", 2).await;
+    let mut one = TestCluster::reached(server.url(), None, "one:", 2).await;
+    let mut two = TestCluster::reached(server.url(), None, "two:", 2).await;
     works(&mut one).await;
     works(&mut two).await;
     // The same session in both: each has a lease, a queue and an owner of its own.

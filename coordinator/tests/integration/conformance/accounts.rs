@@ -1,6 +1,6 @@
 //! Profiles, keys, and what they open.
 
-use crate::world::{World, event, fields};
+use crate::fixture::{Fixture, event, fields};
 use coordinator::accounts::{Client, ClientKey, Digest, Revoked, SessionClient, State};
 use coordinator::log::{self, Side};
 use coordinator::{Error, fresh_id};
@@ -11,18 +11,18 @@ fn digest(byte: u8) -> Digest {
     Digest([byte; 32])
 }
 
-async fn key(world: &World, profile: ProfileId, byte: u8) -> ClientKey {
-    world.accounts.create_key("k".into(), "bae_1234".into(), digest(byte), profile).await.unwrap()
+async fn key(fixture: &Fixture, profile: ProfileId, byte: u8) -> ClientKey {
+    fixture.accounts.create_key("k".into(), "bae_1234".into(), digest(byte), profile).await.unwrap()
 }
 
 /// Gives a client a session key.
-async fn join(world: &World, session: SessionId, key: KeyId, byte: u8) {
+async fn join(fixture: &Fixture, session: SessionId, key: KeyId, byte: u8) {
     let side = Side::Join { declarations: "{}".into(), digest: [byte; 32] };
-    world.log.append_free(session, key, vec![event(key, EventType::SessionJoin)], side).await.unwrap();
+    fixture.log.append_free(session, key, vec![event(key, EventType::SessionJoin)], side).await.unwrap();
 }
 
-pub async fn profiles_are_made_read_replaced_and_deleted(world: &World) {
-    let accounts = &world.accounts;
+pub async fn profiles_are_made_read_replaced_and_deleted(fixture: &Fixture) {
+    let accounts = &fixture.accounts;
     let made = accounts.create_profile(fields("a")).await.unwrap();
     assert_eq!(accounts.profile(made.id).await.unwrap(), made);
     assert!(matches!(accounts.create_profile(fields("a")).await, Err(Error::Duplicate)));
@@ -49,24 +49,24 @@ pub async fn profiles_are_made_read_replaced_and_deleted(world: &World) {
     accounts.create_profile(fields("a")).await.unwrap();
 }
 
-pub async fn a_profile_with_active_keys_cannot_be_deleted(world: &World) {
-    let profile = world.accounts.create_profile(fields("a")).await.unwrap().id;
-    let made = key(world, profile, 1).await;
-    assert!(matches!(world.accounts.delete_profile(profile).await, Err(Error::Refused)));
-    world.accounts.revoke_key(made.id, || {}).await.unwrap();
-    world.accounts.delete_profile(profile).await.unwrap();
-    let refused = world.accounts.create_key("k".into(), "bae_1234".into(), digest(2), profile).await;
+pub async fn a_profile_with_active_keys_cannot_be_deleted(fixture: &Fixture) {
+    let profile = fixture.accounts.create_profile(fields("a")).await.unwrap().id;
+    let made = key(fixture, profile, 1).await;
+    assert!(matches!(fixture.accounts.delete_profile(profile).await, Err(Error::PreconditionFailed)));
+    fixture.accounts.revoke_key(made.id, || {}).await.unwrap();
+    fixture.accounts.delete_profile(profile).await.unwrap();
+    let refused = fixture.accounts.create_key("k".into(), "bae_1234".into(), digest(2), profile).await;
     assert!(matches!(refused, Err(Error::NotFound)));
 }
 
-pub async fn lists_go_page_by_page_without_gap_or_repetition(world: &World) {
+pub async fn lists_go_page_by_page_without_gap_or_repetition(fixture: &Fixture) {
     let mut made = Vec::new();
     for number in 0..7 {
-        made.push(world.accounts.create_profile(fields(&format!("p{number}"))).await.unwrap().id);
+        made.push(fixture.accounts.create_profile(fields(&format!("p{number}"))).await.unwrap().id);
     }
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
-        let (profiles, next) = world.accounts.profiles(after, 3).await.unwrap();
+        let (profiles, next) = fixture.accounts.profiles(after, 3).await.unwrap();
         assert!(profiles.len() <= 3);
         seen.extend(profiles.iter().map(|p| p.id));
         match next {
@@ -76,17 +76,17 @@ pub async fn lists_go_page_by_page_without_gap_or_repetition(world: &World) {
     }
     assert_eq!(seen, made);
     // A last page that is exactly full has no next one.
-    assert_eq!(world.accounts.profiles(None, 7).await.unwrap().1, None);
+    assert_eq!(fixture.accounts.profiles(None, 7).await.unwrap().1, None);
 }
 
-pub async fn a_revoked_key_takes_its_session_keys_along(world: &World) {
-    let accounts = &world.accounts;
+pub async fn a_revoked_key_takes_its_session_keys_along(fixture: &Fixture) {
+    let accounts = &fixture.accounts;
     let profile = accounts.create_profile(fields("a")).await.unwrap().id;
-    let (first, second) = (key(world, profile, 1).await, key(world, profile, 2).await);
-    let third = key(world, profile, 3).await;
-    let session = world.session_of(profile, third.id, log::State::Open).await;
-    join(world, session, first.id, 11).await;
-    join(world, session, second.id, 12).await;
+    let (first, second) = (key(fixture, profile, 1).await, key(fixture, profile, 2).await);
+    let third = key(fixture, profile, 3).await;
+    let session = fixture.session_of(profile, third.id, log::State::Open).await;
+    join(fixture, session, first.id, 11).await;
+    join(fixture, session, second.id, 12).await;
 
     assert_eq!(accounts.client(digest(1)).await.unwrap(), Some(Client { key: first.id, profile }));
     assert_eq!(accounts.client(digest(11)).await.unwrap(), None, "a session key is no client key");
@@ -106,28 +106,28 @@ pub async fn a_revoked_key_takes_its_session_keys_along(world: &World) {
     assert!(matches!(accounts.revoke_key(KeyId(fresh_id()), || {}).await, Err(Error::NotFound)));
 }
 
-pub async fn use_is_noted_at_most_once_a_minute(world: &World) {
-    let profile = world.accounts.create_profile(fields("a")).await.unwrap().id;
-    let made = key(world, profile, 1).await;
-    let used = async || world.accounts.keys(None, 50).await.unwrap().0[0].last_used_at;
+pub async fn use_is_noted_at_most_once_a_minute(fixture: &Fixture) {
+    let profile = fixture.accounts.create_profile(fields("a")).await.unwrap().id;
+    let made = key(fixture, profile, 1).await;
+    let used = async || fixture.accounts.keys(None, 50).await.unwrap().0[0].last_used_at;
     assert_eq!(used().await, None);
-    world.accounts.keys_used(vec![made.id]).await.unwrap();
+    fixture.accounts.keys_used(vec![made.id]).await.unwrap();
     let first = used().await.unwrap();
     assert!(first >= made.created_at);
 
-    let back = async |by: i64| world.raw(&format!("UPDATE client_keys SET last_used_at = last_used_at - {by}")).await;
+    let back = async |by: i64| fixture.raw(&format!("UPDATE client_keys SET last_used_at = last_used_at - {by}")).await;
     back(30_000).await;
-    world.accounts.keys_used(vec![made.id]).await.unwrap();
+    fixture.accounts.keys_used(vec![made.id]).await.unwrap();
     assert_eq!(used().await, Some(first - 30_000), "within the minute");
     back(30_000).await;
-    world.accounts.keys_used(vec![made.id]).await.unwrap();
+    fixture.accounts.keys_used(vec![made.id]).await.unwrap();
     assert!(used().await.unwrap() >= first, "after it");
 }
 
-pub async fn one_admin_key_is_made_however_many_try(world: &World) {
-    assert_eq!(world.accounts.admin_key().await.unwrap(), None);
+pub async fn one_admin_key_is_made_however_many_try(fixture: &Fixture) {
+    assert_eq!(fixture.accounts.admin_key().await.unwrap(), None);
     let tries = (1..=8).map(|byte| {
-        let accounts = world.accounts.clone();
+        let accounts = fixture.accounts.clone();
         tokio::spawn(async move { (byte, accounts.set_first_admin_key(digest(byte)).await.unwrap()) })
     });
     let mut winners = Vec::new();
@@ -136,28 +136,28 @@ pub async fn one_admin_key_is_made_however_many_try(world: &World) {
         winners.extend(won.then_some(byte));
     }
     let [winner] = winners[..] else { panic!("winners: {winners:?}") };
-    assert_eq!(world.accounts.admin_key().await.unwrap(), Some(digest(winner)));
-    world.accounts.replace_admin_key(digest(9)).await.unwrap();
-    assert_eq!(world.accounts.admin_key().await.unwrap(), Some(digest(9)));
+    assert_eq!(fixture.accounts.admin_key().await.unwrap(), Some(digest(winner)));
+    fixture.accounts.replace_admin_key(digest(9)).await.unwrap();
+    assert_eq!(fixture.accounts.admin_key().await.unwrap(), Some(digest(9)));
 }
 
-pub async fn a_closing_session_is_listed_as_closed(world: &World) {
-    let profile = world.profile().await;
-    let key = world.key(profile).await;
+pub async fn a_closing_session_is_listed_as_closed(fixture: &Fixture) {
+    let profile = fixture.profile().await;
+    let key = fixture.key(profile).await;
     let mut made = Vec::new();
     for state in ["open", "closing", "closed", "error", "closing", "open"] {
         let first = if state == "error" { log::State::Error } else { log::State::Open };
-        let session = world.session_of(profile, key, first).await;
+        let session = fixture.session_of(profile, key, first).await;
         if state.starts_with("clos") {
-            world.log.begin_close(session, key, "client_close").await.unwrap();
+            fixture.log.begin_close(session, key, "client_close").await.unwrap();
         }
         if state == "closed" {
-            world.log.finish_close(session, EventId(fresh_id())).await.unwrap();
+            fixture.log.finish_close(session, EventId(fresh_id())).await.unwrap();
         }
         made.push(session);
     }
     let ids = async |state: Option<State>, limit| {
-        let (sessions, next) = world.accounts.sessions(state, None, limit).await.unwrap();
+        let (sessions, next) = fixture.accounts.sessions(state, None, limit).await.unwrap();
         for session in &sessions {
             assert!(state.is_none_or(|s| s == session.state));
             assert_eq!((session.client_version.as_deref(), session.profile), (Some("1.0"), profile));
@@ -173,15 +173,15 @@ pub async fn a_closing_session_is_listed_as_closed(world: &World) {
 }
 
 /// However the two meet: afterwards there is no active key of a deleted profile.
-pub async fn no_key_is_made_for_a_profile_that_is_just_deleted(world: &World) {
+pub async fn no_key_is_made_for_a_profile_that_is_just_deleted(fixture: &Fixture) {
     for round in 0..20 {
-        let profile = world.profile().await;
-        let accounts = world.accounts.clone();
+        let profile = fixture.profile().await;
+        let accounts = fixture.accounts.clone();
         let deletes = tokio::spawn(async move { accounts.delete_profile(profile).await });
-        let made = world.accounts.create_key("k".into(), "bae_1234".into(), digest(100 + round), profile).await;
+        let made = fixture.accounts.create_key("k".into(), "bae_1234".into(), digest(100 + round), profile).await;
         let deleted = deletes.await.unwrap();
         match (&made, &deleted) {
-            (Ok(_), Err(Error::Refused)) | (Err(Error::NotFound), Ok(())) => {}
+            (Ok(_), Err(Error::PreconditionFailed)) | (Err(Error::NotFound), Ok(())) => {}
             both => panic!("{both:?}"),
         }
     }

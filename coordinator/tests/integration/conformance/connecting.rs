@@ -1,21 +1,21 @@
 //! Postgres alone: connecting, and having the database for oneself.
 
-use crate::world::{World, until};
+use crate::fixture::{Fixture, until};
 use coordinator::{Db, Error, PostgresSettings};
 use tests::services;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_alone_claims_the_database() {
-    let world = World::postgres().await;
-    world.db.lock_single_node().await.unwrap();
-    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), world.name()));
+    let fixture = Fixture::postgres().await;
+    fixture.db.lock_single_node().await.unwrap();
+    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), fixture.name()));
     let second = Db::connect(&settings).await.unwrap();
     let refused = second.lock_single_node().await.unwrap_err().to_string();
     assert!(refused.contains("another node uses this Postgres database"), "{refused}");
-    world.db.close().await;
+    fixture.db.close().await;
     until("the claim is free", async || second.lock_single_node().await).await;
     second.close().await;
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
@@ -35,18 +35,18 @@ async fn what_is_wrong_with_a_url_is_told_without_its_password() {
 /// Several nodes start at once on an empty database, and an older one on a database that a newer one has migrated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_of_two_versions_start_side_by_side() {
-    let world = World::postgres().await;
-    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), world.name()));
+    let fixture = Fixture::postgres().await;
+    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), fixture.name()));
     let tables = "DROP SCHEMA public CASCADE; CREATE SCHEMA public";
     for statement in tables.split("; ") {
-        world.raw(statement).await;
+        fixture.raw(statement).await;
     }
     for start in futures_util::future::join_all((0..4).map(|_| Db::connect(&settings))).await {
         start.expect("a node starts").close().await;
     }
     let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
                  VALUES (9999, 'of a newer version', true, '\\x00', 1)";
-    world.raw(newer).await;
+    fixture.raw(newer).await;
     Db::connect(&settings).await.expect("an older node starts").close().await;
-    world.end().await;
+    fixture.end().await;
 }

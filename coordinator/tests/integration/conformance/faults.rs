@@ -1,7 +1,7 @@
 //! Postgres alone: answers that are lost, rows that are locked, inserts that fail.
 
 use crate::conformance::proxy::Proxy;
-use crate::world::{DEADLINE, World, ended, event, going_on, opening, says, until, within};
+use crate::fixture::{DEADLINE, Fixture, ended, event, going_on, opening, says, until, within};
 use coordinator::log::Append;
 use coordinator::{Error, PostgresSettings};
 use engine::event::{EventType, NewEvent};
@@ -32,10 +32,10 @@ enum Step {
     Turn(Box<Append>),
 }
 
-async fn step(world: &World, kind: Kind, marker: &str) -> (SessionId, Step) {
-    let (session, key) = world.session().await;
+async fn step(fixture: &Fixture, kind: Kind, marker: &str) -> (SessionId, Step) {
+    let (session, key) = fixture.session().await;
     let marked = says(key, &format!(r#"{{"marker":"{marker}"}}"#));
-    let epoch = world.own(session).await.epoch;
+    let epoch = fixture.own(session).await.epoch;
     let mut open = opening(session, epoch, key, GateFound::Free);
     if let Some(row) = &mut open.open {
         row.idempotency = Some(("once".into(), [1; 32]));
@@ -45,7 +45,7 @@ async fn step(world: &World, kind: Kind, marker: &str) -> (SessionId, Step) {
         Kind::Opening => open,
         Kind::OpeningAndEnding => Append { end: Some(ended()), ..open },
         Kind::GoingOn | Kind::Ending => {
-            world.log.append(open.clone()).await.unwrap();
+            fixture.log.append(open.clone()).await.unwrap();
             going_on(&open, if matches!(kind, Kind::Ending) { Some(ended()) } else { None })
         }
     };
@@ -73,9 +73,9 @@ impl Step {
 }
 
 /// Another session of the database, with a transaction open.
-async fn locker(world: &World, session: SessionId) -> PgConnection {
+async fn locker(fixture: &Fixture, session: SessionId) -> PgConnection {
     let mut connection =
-        PgConnection::connect(&format!("{}/{}", services::plain_postgres().url(), world.name())).await.unwrap();
+        PgConnection::connect(&format!("{}/{}", services::plain_postgres().url(), fixture.name())).await.unwrap();
     connection.execute("BEGIN").await.unwrap();
     let lock = "SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE";
     sqlx::query(lock).bind(session.0.as_slice()).fetch_one(&mut connection).await.unwrap();
@@ -83,103 +83,103 @@ async fn locker(world: &World, session: SessionId) -> PgConnection {
 }
 
 /// Returns once exactly so many statements wait for a lock in this database.
-async fn waiting(world: &World, number: i64) {
+async fn waiting(fixture: &Fixture, number: i64) {
     let mut connection =
         PgConnection::connect(&format!("{}/postgres", services::plain_postgres().url())).await.unwrap();
     let count = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND wait_event_type = 'Lock'";
     let probe = async || {
-        let row = sqlx::query(count).bind(world.name()).fetch_one(&mut connection).await.unwrap();
+        let row = sqlx::query(count).bind(fixture.name()).fetch_one(&mut connection).await.unwrap();
         let waiting: i64 = row.get(0);
         if waiting == number { Ok(()) } else { Err(waiting) }
     };
     until("statements that wait for a lock", probe).await;
 }
 
-async fn proxied() -> (Proxy, World) {
+async fn proxied() -> (Proxy, Fixture) {
     let server = tokio::task::spawn_blocking(services::plain_postgres).await.expect("a Postgres server");
     let proxy = Proxy::to(server.port()).await;
-    let world = World::on(&proxy.url(), |_| ()).await;
-    (proxy, world)
+    let fixture = Fixture::on(&proxy.url(), |_| ()).await;
+    (proxy, fixture)
 }
 
 /// S1: the connection breaks while the statement waits for the row's lock; it is repeated; then both get the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_whose_connection_broke_while_it_waited_is_applied_once() {
-    let (proxy, world) = proxied().await;
+    let (proxy, fixture) = proxied().await;
     for (index, kind) in KINDS.into_iter().enumerate() {
         let marker = format!("broken-{index}");
-        let (session, step) = step(&world, kind, &marker).await;
-        let (before, ids) = (world.contiguous(session).await, step.ids());
-        let mut lock = locker(&world, session).await;
+        let (session, step) = step(&fixture, kind, &marker).await;
+        let (before, ids) = (fixture.contiguous(session).await, step.ids());
+        let mut lock = locker(&fixture, session).await;
         proxy.cut_when_sent(&marker);
-        let appending = tokio::spawn(step.run(world.log.clone()));
+        let appending = tokio::spawn(step.run(fixture.log.clone()));
         within("the cut", proxy.cuts(index + 1)).await;
-        waiting(&world, 2).await;
+        waiting(&fixture, 2).await;
         lock.execute("COMMIT").await.unwrap();
         let written =
             within("the append", appending).await.unwrap().unwrap_or_else(|error| panic!("{kind:?}: {error:?}"));
-        waiting(&world, 0).await;
-        let log = world.contiguous(session).await;
+        waiting(&fixture, 0).await;
+        let log = fixture.contiguous(session).await;
         assert_eq!(log, [before, ids.clone()].concat(), "{kind:?}");
         let told: Vec<_> = written.iter().map(|event| (event.number, event.event.id)).collect();
         let first = log.len() - ids.len() + 1;
         assert_eq!(told, (first as u64..).zip(ids).collect::<Vec<_>>(), "{kind:?}");
     }
-    world.end().await;
+    fixture.end().await;
 }
 
 /// It was applied, and only its answer was lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_whose_answer_was_lost_is_applied_once() {
-    let (proxy, world) = proxied().await;
+    let (proxy, fixture) = proxied().await;
     for (index, kind) in KINDS.into_iter().enumerate() {
         let marker = format!("lost-{index}");
-        let (session, step) = step(&world, kind, &marker).await;
-        let (before, ids) = (world.contiguous(session).await, step.ids());
-        let (mut reader, row) = coordinator::reader::Reader::open(&world.log, session, async {}).await.unwrap();
+        let (session, step) = step(&fixture, kind, &marker).await;
+        let (before, ids) = (fixture.contiguous(session).await, step.ids());
+        let (mut reader, row) = coordinator::reader::Reader::open(&fixture.log, session, async {}).await.unwrap();
         proxy.cut_when_answered(&marker);
-        let written = within("the append", step.run(world.log.clone())).await;
+        let written = within("the append", step.run(fixture.log.clone())).await;
         let written = written.unwrap_or_else(|error| panic!("{kind:?}: {error:?}"));
         within("the cut", proxy.cuts(index + 1)).await;
-        assert_eq!(world.contiguous(session).await, [before, ids.clone()].concat(), "{kind:?}");
+        assert_eq!(fixture.contiguous(session).await, [before, ids.clone()].concat(), "{kind:?}");
         assert_eq!(written[0].number, row.head + 1);
         assert_eq!(reader.head().number, row.head + ids.len() as u64, "published");
         let shown = reader.read(reader.head().number).await.unwrap();
         assert_eq!(shown.iter().map(|shown| shown.event.event.id).collect::<Vec<_>>(), ids);
     }
-    world.end().await;
+    fixture.end().await;
 }
 
 /// S1, later still: the network delivers the first statement when its repetition was applied long ago.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_that_comes_late_is_not_applied_again() {
-    let (proxy, world) = proxied().await;
+    let (proxy, fixture) = proxied().await;
     for (index, kind) in KINDS.into_iter().enumerate() {
         let marker = format!("late-{index}");
-        let (session, step) = step(&world, kind, &marker).await;
-        let (before, ids) = (world.contiguous(session).await, step.ids());
+        let (session, step) = step(&fixture, kind, &marker).await;
+        let (before, ids) = (fixture.contiguous(session).await, step.ids());
         proxy.hold_back(&marker);
-        let written = within("the append", step.run(world.log.clone())).await;
+        let written = within("the append", step.run(fixture.log.clone())).await;
         written.unwrap_or_else(|error| panic!("{kind:?}: {error:?}"));
         let after = [before, ids].concat();
-        assert_eq!(world.contiguous(session).await, after, "{kind:?}");
+        assert_eq!(fixture.contiguous(session).await, after, "{kind:?}");
         within("the late delivery", proxy.deliver()).await;
-        assert_eq!(world.contiguous(session).await, after, "{kind:?}");
+        assert_eq!(fixture.contiguous(session).await, after, "{kind:?}");
     }
-    world.end().await;
+    fixture.end().await;
 }
 
 /// An opening whose repetition is refused because the pause goes on could still come once it is over: nobody may be told
 /// that it was not applied. Who takes the session anew fences it off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_that_may_still_come_is_not_called_refused() {
-    let (proxy, world) = proxied().await;
+    let (proxy, fixture) = proxied().await;
     for taken in [false, true] {
-        let (session, owner) = world.session().await;
-        let epoch = world.own(session).await.epoch;
+        let (session, owner) = fixture.session().await;
+        let epoch = fixture.own(session).await.epoch;
         let open = opening(session, epoch, owner, GateFound::Free);
-        world.log.append(open.clone()).await.unwrap();
-        world
+        fixture.log.append(open.clone()).await.unwrap();
+        fixture
             .log
             .append(going_on(
                 &open,
@@ -193,17 +193,17 @@ async fn an_append_that_may_still_come_is_not_called_refused() {
         let mut reclaim = opening(session, epoch, owner, GateFound::ExpiredPause);
         reclaim.events.push(says(owner, r#"{"marker":"reclaims"}"#));
         proxy.hold_back("reclaims");
-        let done = within("the append", world.log.append(reclaim)).await;
+        let done = within("the append", fixture.log.append(reclaim)).await;
         assert!(matches!(done, Err(Error::Unknown)), "{done:?}");
-        assert_eq!(world.contiguous(session).await.len(), 3);
+        assert_eq!(fixture.contiguous(session).await.len(), 3);
         if taken {
-            world.own(session).await;
+            fixture.own(session).await;
         }
-        world.log.forsake(owner).await.unwrap();
+        fixture.log.expire_pauses_of(owner).await.unwrap();
         within("the late delivery", proxy.deliver()).await;
-        assert_eq!(world.contiguous(session).await.len(), if taken { 3 } else { 5 }, "taken anew: {taken}");
+        assert_eq!(fixture.contiguous(session).await.len(), if taken { 3 } else { 5 }, "taken anew: {taken}");
     }
-    world.end().await;
+    fixture.end().await;
 }
 
 /// A network that swallows everything: all ends in bounded time, and goes on once it is back.
@@ -215,42 +215,42 @@ async fn nothing_waits_for_ever() {
         (settings.statement_timeout, settings.acquire_timeout) = (Duration::from_secs(1), Duration::from_secs(1));
         settings.max_connections = 4;
     };
-    let world = World::on(&proxy.url(), brief).await;
-    let (session, key) = world.session().await;
+    let fixture = Fixture::on(&proxy.url(), brief).await;
+    let (session, key) = fixture.session().await;
     proxy.swallow();
     let report = event(key, EventType::SandboxRunning);
-    let done = within("an append", world.free(session, key, vec![report.clone()])).await;
+    let done = within("an append", fixture.free(session, key, vec![report.clone()])).await;
     assert!(matches!(done, Err(Error::Unknown)), "{done:?}");
     // More than there are connections, twice.
     for _ in 0..2 {
-        let reads = within("reads", join_all((0..6).map(|_| world.log.row(session)))).await;
+        let reads = within("reads", join_all((0..6).map(|_| fixture.log.row(session)))).await;
         assert!(reads.iter().all(|read| matches!(read, Err(Error::Unavailable(_)))), "{reads:?}");
-        let writes = within("writes", join_all((0..6).map(|_| world.log.take(session, 0)))).await;
+        let writes = within("writes", join_all((0..6).map(|_| fixture.log.take(session, 0)))).await;
         let lost = |write: &_| matches!(write, Err(Error::Unavailable(_) | Error::Unknown));
         assert!(writes.iter().all(lost), "{writes:?}");
     }
     proxy.pass();
-    until("the database is back", async || world.free(session, key, vec![report.clone()]).await).await;
-    assert_eq!(world.contiguous(session).await.len(), 2);
-    world.end().await;
+    until("the database is back", async || fixture.free(session, key, vec![report.clone()]).await).await;
+    assert_eq!(fixture.contiguous(session).await.len(), 2);
+    fixture.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
     let server = tokio::task::spawn_blocking(services::plain_postgres).await.expect("a Postgres server");
-    let world = World::on(&server.url(), |settings| settings.lock_timeout = Duration::from_millis(200)).await;
-    let (session, key) = world.session().await;
-    let mut lock = locker(&world, session).await;
+    let fixture = Fixture::on(&server.url(), |settings| settings.lock_timeout = Duration::from_millis(200)).await;
+    let (session, key) = fixture.session().await;
+    let mut lock = locker(&fixture, session).await;
     let report = event(key, EventType::SandboxRunning);
-    let done = within("an append", world.free(session, key, vec![report.clone()])).await;
+    let done = within("an append", fixture.free(session, key, vec![report.clone()])).await;
     assert!(matches!(done, Err(Error::Unavailable(_))), "{done:?}");
-    let taken = within("a write", world.log.take(session, 0)).await;
+    let taken = within("a write", fixture.log.take(session, 0)).await;
     assert!(matches!(taken, Err(Error::Unavailable(_))), "{taken:?}");
-    assert_eq!(world.log.row(session).await.unwrap().head, 1, "readers wait for nobody");
+    assert_eq!(fixture.log.row(session).await.unwrap().head, 1, "readers wait for nobody");
     lock.execute("COMMIT").await.unwrap();
-    world.free(session, key, vec![report]).await.unwrap();
-    assert_eq!(world.contiguous(session).await.len(), 2);
-    world.end().await;
+    fixture.free(session, key, vec![report]).await.unwrap();
+    assert_eq!(fixture.contiguous(session).await.len(), 2);
+    fixture.end().await;
 }
 
 /// Appends that share a statement: one whose row is locked waits alone, one that fails fails alone.
@@ -262,24 +262,24 @@ async fn sessions_do_not_wait_or_fail_for_each_other() {
         settings.max_connections = 4;
         (settings.lock_timeout, settings.statement_timeout) = (DEADLINE, DEADLINE);
     };
-    let world = World::on(&server.url(), patient).await;
+    let fixture = Fixture::on(&server.url(), patient).await;
     let full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
         $$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$; \
         CREATE TRIGGER full_disk BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.kind = 'tool.call') \
         EXECUTE FUNCTION full_disk()";
     for statement in full.split_inclusive("$$;") {
-        world.raw(statement).await;
+        fixture.raw(statement).await;
     }
     let mut sessions = Vec::new();
     for _ in 0..40 {
-        sessions.push(world.session().await);
+        sessions.push(fixture.session().await);
     }
-    let mut lock = locker(&world, sessions[7].0).await;
+    let mut lock = locker(&fixture, sessions[7].0).await;
     let appends: Vec<_> = sessions
         .iter()
         .enumerate()
         .map(|(index, (session, key))| {
-            let (log, session, key) = (world.log.clone(), *session, *key);
+            let (log, session, key) = (fixture.log.clone(), *session, *key);
             let last = if index % 10 == 3 { EventType::ToolCall } else { EventType::ToolResult };
             let events = vec![event(key, EventType::SandboxRunning), event(key, last)];
             tokio::spawn(async move { log.append_free(session, key, events, coordinator::log::Side::Nothing).await })
@@ -293,37 +293,37 @@ async fn sessions_do_not_wait_or_fail_for_each_other() {
         }
         let done = within("an append beside a locked one", append).await.unwrap();
         assert_eq!(done.is_ok(), index % 10 != 3, "{index}: {done:?}");
-        let length = world.contiguous(sessions[index].0).await.len();
+        let length = fixture.contiguous(sessions[index].0).await.len();
         assert_eq!(length, if done.is_ok() { 3 } else { 1 }, "{index}: half-written");
     }
     lock.execute("COMMIT").await.unwrap();
     within("the locked one", locked.unwrap()).await.unwrap().unwrap();
-    assert_eq!(world.contiguous(sessions[7].0).await.len(), 3);
-    world.end().await;
+    assert_eq!(fixture.contiguous(sessions[7].0).await.len(), 3);
+    fixture.end().await;
 }
 
 /// A statement that was abandoned, or a transaction, never reaches the next who uses its connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_leaves_spoils_no_connection() {
-    let world = World::postgres().await;
-    let (session, key) = world.session().await;
+    let fixture = Fixture::postgres().await;
+    let (session, key) = fixture.session().await;
     for _ in 0..200 {
-        let mut read = Box::pin(world.log.row(session).fuse());
-        let mut write = Box::pin(world.log.declare(session, key, "{}".into()).fuse());
+        let mut read = Box::pin(fixture.log.row(session).fuse());
+        let mut write = Box::pin(fixture.log.declare(session, key, "{}".into()).fuse());
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
         tokio::task::yield_now().await;
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
     }
-    assert_eq!(within("a read", world.log.row(session)).await.unwrap().head, 1);
+    assert_eq!(within("a read", fixture.log.row(session)).await.unwrap().head, 1);
     let mut connection = PgConnection::connect(&format!("{}/postgres", services::postgres())).await.unwrap();
     let idle = format!(
         "SELECT 1 FROM pg_stat_activity WHERE datname = '{}' AND state LIKE 'idle in transaction%'",
-        world.name()
+        fixture.name()
     );
     until("no transaction is left open", async || {
         let open = connection.fetch_all(AssertSqlSafe(idle.clone())).await.unwrap().len();
         if open == 0 { Ok(()) } else { Err(open) }
     })
     .await;
-    world.end().await;
+    fixture.end().await;
 }

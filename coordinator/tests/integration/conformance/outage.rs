@@ -1,6 +1,6 @@
 //! F23, as far as one process sees it: the server goes away under load and comes back.
 
-use crate::world::{World, event, until, within};
+use crate::fixture::{Fixture, event, until, within};
 use coordinator::Error;
 use coordinator::log::{Log, Side};
 use engine::event::EventType;
@@ -39,25 +39,25 @@ async fn writer(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_under_load_loses_and_doubles_nothing() {
     let mut server = tokio::task::spawn_blocking(|| Service::postgres_with(&["max_connections=60"])).await.unwrap();
-    let world = World::on(&server.url(), |_| ()).await;
+    let fixture = Fixture::on(&server.url(), |_| ()).await;
     let (stop, failures) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let mut writers = Vec::new();
     for _ in 0..12 {
-        let (session, key) = world.session().await;
-        let run = writer(world.log.clone(), session, key, Arc::clone(&stop), Arc::clone(&failures));
+        let (session, key) = fixture.session().await;
+        let run = writer(fixture.log.clone(), session, key, Arc::clone(&stop), Arc::clone(&failures));
         writers.push((session, tokio::spawn(run)));
     }
     let session = writers[0].0;
     for _ in 0..2 {
-        let head = world.log.row(session).await.unwrap().head;
-        until("writes go on", async || match world.log.row(session).await {
+        let head = fixture.log.row(session).await.unwrap().head;
+        until("writes go on", async || match fixture.log.row(session).await {
             Ok(row) if row.head > head + 20 => Ok(()),
             other => Err(other.map(|row| row.head)),
         })
         .await;
         let before = failures.load(Ordering::SeqCst);
         server = tokio::task::spawn_blocking(move || (server.stop(), server).1).await.unwrap();
-        let read = within("a read without a server", world.log.row(session)).await;
+        let read = within("a read without a server", fixture.log.row(session)).await;
         assert!(matches!(read, Err(Error::Unavailable(_))), "{read:?}");
         until("callers are told", async || match failures.load(Ordering::SeqCst) - before {
             0 => Err(0),
@@ -65,26 +65,26 @@ async fn a_restart_under_load_loses_and_doubles_nothing() {
         })
         .await;
         server = tokio::task::spawn_blocking(move || (server.run(), server).1).await.unwrap();
-        until("the database answers again", async || world.log.row(session).await.map(drop)).await;
+        until("the database answers again", async || fixture.log.row(session).await.map(drop)).await;
     }
     stop.store(true, Ordering::SeqCst);
     for (session, writer) in writers {
         let (written, unknown, refused) = within("a writer", writer).await.unwrap();
-        let log = world.contiguous(session).await;
+        let log = fixture.contiguous(session).await;
         let there = |id: &EventId| log.contains(id);
         assert!(written.iter().all(there), "an acknowledged event is lost");
         assert!(!refused.iter().any(there), "an event that was refused is there");
         let more = unknown.iter().filter(|id| there(id)).count();
         assert_eq!(log.len(), 1 + written.len() + more, "an event twice, or one that nobody wrote");
     }
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_free_connections_is_unavailable_until_it_has_some() {
     let server = tokio::task::spawn_blocking(|| Service::postgres_with(&["max_connections=12"])).await.unwrap();
-    let world = World::on(&server.url(), |_| ()).await;
-    let (session, key) = world.session().await;
+    let fixture = Fixture::on(&server.url(), |_| ()).await;
+    let (session, key) = fixture.session().await;
     let mut others = Vec::new();
     while let Ok(connection) = PgConnection::connect(&format!("{}/postgres", server.url())).await {
         others.push(connection);
@@ -96,7 +96,7 @@ async fn a_server_without_free_connections_is_unavailable_until_it_has_some() {
     };
     let reads: Vec<_> = (0..20)
         .map(|_| {
-            let log = world.log.clone();
+            let log = fixture.log.clone();
             tokio::spawn(async move { log.row(session).await.map(drop) })
         })
         .collect();
@@ -110,7 +110,7 @@ async fn a_server_without_free_connections_is_unavailable_until_it_has_some() {
     }
     assert!(refused > 0, "nobody needed another connection");
     drop(others);
-    until("connections are free", async || report(world.log.clone()).await).await;
-    assert_eq!(world.contiguous(session).await.len(), 2);
-    world.end().await;
+    until("connections are free", async || report(fixture.log.clone()).await).await;
+    assert_eq!(fixture.contiguous(session).await.len(), 2);
+    fixture.end().await;
 }

@@ -1,6 +1,6 @@
 //! Reading: pages, whole requests, folds, and the live path.
 
-use crate::world::{World, event, going_on, opening, says, within};
+use crate::fixture::{Fixture, event, going_on, opening, says, within};
 use coordinator::log::{Append, Log, Side};
 use coordinator::reader::Reader;
 use engine::event::{Event, EventType, NewEvent, Payload};
@@ -12,15 +12,15 @@ use engine::provider::Wire;
 use engine::request::{DeltaChain, Kind, Request};
 use std::sync::Arc;
 
-pub async fn pages_go_on_where_the_last_ended(world: &World) {
-    let (session, key) = world.session().await;
+pub async fn pages_go_on_where_the_last_ended(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
     for _ in 0..10 {
         let events = (0..5).map(|_| event(key, EventType::SandboxRunning)).collect();
-        world.free(session, key, events).await.unwrap();
+        fixture.free(session, key, events).await.unwrap();
     }
-    let ids = world.contiguous(session).await;
+    let ids = fixture.contiguous(session).await;
     let numbers = async |after, limit| {
-        let page = world.log.page(session, after, limit).await.unwrap();
+        let page = fixture.log.page(session, after, limit).await.unwrap();
         assert!(!page.cut);
         page.events.iter().map(|event| event.number).collect::<Vec<_>>()
     };
@@ -28,28 +28,28 @@ pub async fn pages_go_on_where_the_last_ended(world: &World) {
     assert_eq!(numbers(3, 4).await, [4, 5, 6, 7]);
     assert_eq!(numbers(49, 10).await, [50, 51]);
     assert!(numbers(51, 10).await.is_empty());
-    assert_eq!(world.log.number_of(session, ids[41]).await.unwrap(), Some(42));
-    let (other, _) = world.session().await;
-    assert_eq!(world.log.number_of(other, ids[41]).await.unwrap(), None, "in another session's log");
-    assert_eq!(world.log.number_of(session, EventId(coordinator::fresh_id())).await.unwrap(), None);
+    assert_eq!(fixture.log.number_of(session, ids[41]).await.unwrap(), Some(42));
+    let (other, _) = fixture.session().await;
+    assert_eq!(fixture.log.number_of(other, ids[41]).await.unwrap(), None, "in another session's log");
+    assert_eq!(fixture.log.number_of(session, EventId(coordinator::fresh_id())).await.unwrap(), None);
 }
 
 /// A page is not larger than about 4 MiB, however many events were asked for; nothing is lost between pages.
-pub async fn large_events_cut_a_page(world: &World) {
-    let (session, key) = world.session().await;
+pub async fn large_events_cut_a_page(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
     let mut sent = Vec::new();
     for letter in ["a", "b", "c", "d", "e"] {
         let large = says(key, &format!(r#"{{"content":"{}"}}"#, letter.repeat(3 << 19)));
         sent.push(large.payload.text().len());
-        world.free(session, key, vec![large, event(key, EventType::SandboxRunning)]).await.unwrap();
+        fixture.free(session, key, vec![large, event(key, EventType::SandboxRunning)]).await.unwrap();
     }
     let huge = says(key, &format!(r#"{{"content":"{}"}}"#, "x".repeat(9 << 20)));
     sent.push(huge.payload.text().len());
-    world.free(session, key, vec![huge, event(key, EventType::SandboxRunning)]).await.unwrap();
+    fixture.free(session, key, vec![huge, event(key, EventType::SandboxRunning)]).await.unwrap();
 
     let (mut after, mut pages, mut read) = (0, Vec::new(), Vec::new());
     loop {
-        let page = world.log.page(session, after, 100).await.unwrap();
+        let page = fixture.log.page(session, after, 100).await.unwrap();
         let Some(last) = page.events.last() else { break };
         after = last.number;
         pages.push((page.events.len(), page.cut));
@@ -90,9 +90,9 @@ fn asks(key: KeyId, request: &Arc<Request>) -> NewEvent {
 }
 
 /// Requests are stored as what is new in each, and read as they were sent, wherever a page begins.
-pub async fn requests_are_whole(world: &World) {
-    let (session, key) = world.session().await;
-    let epoch = world.own(session).await.epoch;
+pub async fn requests_are_whole(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let epoch = fixture.own(session).await.epoch;
     let sent = [
         request(&["one"]),
         request(&["one", "two"]),
@@ -101,13 +101,13 @@ pub async fn requests_are_whole(world: &World) {
         request(&["other", "more"]),
     ];
     let open = opening(session, epoch, key, GateFound::Free);
-    world.log.append(open.clone()).await.unwrap();
+    fixture.log.append(open.clone()).await.unwrap();
     let mut chain: Option<DeltaChain> = None;
     for request in &sent {
         let mut next = going_on(&open, None);
         next.events.insert(0, asks(key, request));
         next.chain = chain.clone();
-        let committed = world.log.append(next).await.unwrap();
+        let committed = fixture.log.append(next).await.unwrap();
         chain = Some(DeltaChain::after(chain.as_ref(), committed[0].number, request));
     }
     let whole: Vec<String> = sent.iter().map(|request| request.payload()).collect();
@@ -115,22 +115,22 @@ pub async fn requests_are_whole(world: &World) {
         let requests = events.iter().filter(|event| event.event.kind == EventType::ProviderRequest);
         requests.map(|event| event.event.payload.text().into_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(shown(&world.events(session).await), whole);
+    assert_eq!(shown(&fixture.events(session).await), whole);
     for (index, whole) in whole.iter().enumerate() {
-        let page = world.log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+        let page = fixture.log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
         assert_eq!(shown(&page.events), std::slice::from_ref(whole), "read alone");
     }
     // Whatever was read before, in this process: nothing, an earlier one, the same, a later one, one of another chain.
     for first in 0..sent.len() {
         for second in 0..sent.len() {
-            let log = Log::new(world.db.clone(), Arc::default());
+            let log = Log::new(fixture.db.clone(), Arc::default());
             for index in [first, second] {
                 let page = log.page(session, 2 + 2 * index as u64, 100).await.unwrap();
                 assert_eq!(shown(&page.events), whole[index..], "from {index} on, {first} before");
                 let page = log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
                 assert_eq!(shown(&page.events), whole[index..=index], "{index} alone, {first} before");
             }
-            let log = Log::new(world.db.clone(), Arc::default());
+            let log = Log::new(fixture.db.clone(), Arc::default());
             for index in [first, second, first] {
                 let page = log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
                 assert_eq!(shown(&page.events), whole[index..=index], "{first}, {second}, {first}: {index}");
@@ -139,20 +139,20 @@ pub async fn requests_are_whole(world: &World) {
     }
 }
 
-pub async fn a_session_is_folded_from_its_compaction(world: &World) {
-    let (session, key) = world.session().await;
-    let epoch = world.own(session).await.epoch;
+pub async fn a_session_is_folded_from_its_compaction(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let epoch = fixture.own(session).await.epoch;
     let mut open = opening(session, epoch, key, GateFound::Free);
     let said = "x".repeat(10_000);
     open.events = vec![says(key, &format!(r#"{{"role":"user","content":"{said}"}}"#))];
-    world.log.append(open.clone()).await.unwrap();
+    fixture.log.append(open.clone()).await.unwrap();
     let answer = |payload: &str| {
         let payload = Payload::Json(json::parse(payload).unwrap());
         NewEvent { payload, ..event(key, EventType::ProviderResponse) }
     };
     let append = async |events| {
         let next = Append { events, ..going_on(&open, None) };
-        world.log.append(next).await.unwrap()
+        fixture.log.append(next).await.unwrap()
     };
     let sent = request(&["one"]);
     append(vec![asks(key, &sent)]).await;
@@ -162,7 +162,7 @@ pub async fn a_session_is_folded_from_its_compaction(world: &World) {
     )])
     .await;
     append(vec![answer(r#"{"ok":false,"error":"no"}"#)]).await;
-    let whole = world.log.fold(session).await.unwrap();
+    let whole = fixture.log.fold(session).await.unwrap();
     assert!(whole.running() && whole.chain().is_some());
     assert!(whole.bytes() > said.len());
 
@@ -178,21 +178,21 @@ pub async fn a_session_is_folded_from_its_compaction(world: &World) {
         NewEvent::new(EventId(coordinator::fresh_id()), key, EventType::CompactionCompleted, &payload)
     };
     append(vec![preamble.clone(), completed(preamble.id)]).await;
-    let turn = world.log.fold(session).await.unwrap();
+    let turn = fixture.log.fold(session).await.unwrap();
     assert!(turn.bytes() < said.len(), "what stands before the preamble is history no more");
 
     // A broken reference: from the start, never lost context.
-    let (session, key) = world.session().await;
-    let mut open = opening(session, world.own(session).await.epoch, key, GateFound::Free);
+    let (session, key) = fixture.session().await;
+    let mut open = opening(session, fixture.own(session).await.epoch, key, GateFound::Free);
     let message = says(key, &format!(r#"{{"role":"user","content":"{said}"}}"#));
     open.events = vec![message, completed(EventId(coordinator::fresh_id()))];
-    world.log.append(open).await.unwrap();
-    assert!(world.log.fold(session).await.unwrap().bytes() > said.len());
+    fixture.log.append(open).await.unwrap();
+    assert!(fixture.log.fold(session).await.unwrap().bytes() > said.len());
 }
 
-pub async fn a_reader_sees_each_event_once_in_order(world: &World) {
-    let (session, key) = world.session().await;
-    let (mut reader, row) = Reader::open(&world.log, session, async {}).await.unwrap();
+pub async fn a_reader_sees_each_event_once_in_order(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let (mut reader, row) = Reader::open(&fixture.log, session, async {}).await.unwrap();
     assert_eq!(row.head, 1);
     reader.seek(0);
     let write = |log: Log| async move {
@@ -201,7 +201,7 @@ pub async fn a_reader_sees_each_event_once_in_order(world: &World) {
             log.append_free(session, key, report, Side::Nothing).await.unwrap();
         }
     };
-    let writers: Vec<_> = (0..8).map(|_| tokio::spawn(write(world.log.clone()))).collect();
+    let writers: Vec<_> = (0..8).map(|_| tokio::spawn(write(fixture.log.clone()))).collect();
     let mut seen = Vec::new();
     while seen.len() < 201 {
         let head = reader.head();
@@ -213,5 +213,5 @@ pub async fn a_reader_sees_each_event_once_in_order(world: &World) {
     for writer in writers {
         within("a writer", writer).await.unwrap();
     }
-    assert_eq!(seen, world.contiguous(session).await);
+    assert_eq!(seen, fixture.contiguous(session).await);
 }

@@ -1,6 +1,6 @@
 //! Sessions' rows: taken, counted, closed, joined.
 
-use crate::world::{World, ended, event, going_on, new_session, opening};
+use crate::fixture::{Fixture, ended, event, going_on, new_session, opening};
 use coordinator::Error;
 use coordinator::feed::Feeds;
 use coordinator::log::{Log, Side, State};
@@ -11,12 +11,12 @@ use engine::ids::{EventId, SessionId};
 use engine::outcome::Outcome;
 use std::sync::Arc;
 
-pub async fn of_two_that_take_one_wins(world: &World) {
-    let (session, _) = world.session().await;
-    let seen = world.log.row(session).await.unwrap().epoch;
+pub async fn of_two_that_take_one_wins(fixture: &Fixture) {
+    let (session, _) = fixture.session().await;
+    let seen = fixture.log.row(session).await.unwrap().epoch;
     let tries: Vec<_> = (0..8)
         .map(|_| {
-            let log = world.log.clone();
+            let log = fixture.log.clone();
             tokio::spawn(async move { log.take(session, seen).await })
         })
         .collect();
@@ -28,124 +28,124 @@ pub async fn of_two_that_take_one_wins(world: &World) {
         }
     }
     assert_eq!(won, [seen + 1]);
-    assert_eq!(world.log.row(session).await.unwrap().epoch, seen + 1);
+    assert_eq!(fixture.log.row(session).await.unwrap().epoch, seen + 1);
 }
 
-pub async fn crash_takeovers_are_counted(world: &World) {
-    let (session, key) = world.session().await;
-    let epoch = world.own(session).await.epoch;
+pub async fn crash_takeovers_are_counted(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
-    world.log.append(open.clone()).await.unwrap();
-    assert_eq!(world.log.unfinished().await.unwrap(), [(session, State::Open)]);
+    fixture.log.append(open.clone()).await.unwrap();
+    assert_eq!(fixture.log.unfinished().await.unwrap(), [(session, State::Open)]);
     let takeovers = |row: coordinator::log::Row| match row.gate {
         Gate::Running { call, takeovers } if call == open.call => takeovers,
         other => panic!("{other:?}"),
     };
-    assert_eq!(takeovers(world.own(session).await), 1);
-    let row = world.own(session).await;
+    assert_eq!(takeovers(fixture.own(session).await), 1);
+    let row = fixture.own(session).await;
     let epoch = row.epoch;
     assert_eq!(takeovers(row), 2);
-    world.log.hand_over(session, epoch).await.unwrap();
-    let row = world.own(session).await;
+    fixture.log.hand_over(session, epoch).await.unwrap();
+    let row = fixture.own(session).await;
     let epoch = row.epoch;
     assert_eq!(takeovers(row), 2, "given away on purpose");
-    assert_eq!(takeovers(world.own(session).await), 3, "that holds once");
+    assert_eq!(takeovers(fixture.own(session).await), 3, "that holds once");
     let mut next = going_on(&open, None);
     next.epoch = epoch + 1;
-    world.log.append(next.clone()).await.unwrap();
-    assert_eq!(takeovers(world.log.row(session).await.unwrap()), 0, "since its last append");
+    fixture.log.append(next.clone()).await.unwrap();
+    assert_eq!(takeovers(fixture.log.row(session).await.unwrap()), 0, "since its last append");
     let mut last = going_on(&open, Some(ended()));
     last.epoch = next.epoch;
-    world.log.append(last).await.unwrap();
-    assert!(matches!(world.own(session).await.gate, Gate::Free));
-    assert!(world.log.unfinished().await.unwrap().is_empty());
+    fixture.log.append(last).await.unwrap();
+    assert!(matches!(fixture.own(session).await.gate, Gate::Free));
+    assert!(fixture.log.unfinished().await.unwrap().is_empty());
 }
 
-pub async fn closing_has_two_steps_and_one_end(world: &World) {
-    let (session, key) = world.session().await;
-    let epoch = world.own(session).await.epoch;
+pub async fn closing_has_two_steps_and_one_end(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
-    world.log.append(open.clone()).await.unwrap();
-    world.log.begin_close(session, key, "client_close").await.unwrap();
-    let row = world.log.row(session).await.unwrap();
+    fixture.log.append(open.clone()).await.unwrap();
+    fixture.log.begin_close(session, key, "client_close").await.unwrap();
+    let row = fixture.log.row(session).await.unwrap();
     assert_eq!((row.state, row.epoch), (State::Closing, epoch + 1));
-    assert_eq!(world.log.unfinished().await.unwrap(), [(session, State::Closing)]);
+    assert_eq!(fixture.log.unfinished().await.unwrap(), [(session, State::Closing)]);
 
     let report = || vec![event(key, EventType::SandboxRunning)];
-    assert!(matches!(world.log.append(going_on(&open, Some(ended()))).await, Err(Error::NotOpen("closed"))));
-    assert!(matches!(world.free(session, key, report()).await, Err(Error::NotOpen("closed"))));
-    assert!(matches!(world.log.take(session, row.epoch).await, Err(Error::Fenced)));
-    assert!(matches!(world.log.declare(session, key, "{}".into()).await, Err(Error::NotOpen("closed"))));
-    let again = world.log.begin_close(session, key, "client_close").await;
+    assert!(matches!(fixture.log.append(going_on(&open, Some(ended()))).await, Err(Error::NotOpen("closed"))));
+    assert!(matches!(fixture.free(session, key, report()).await, Err(Error::NotOpen("closed"))));
+    assert!(matches!(fixture.log.take(session, row.epoch).await, Err(Error::Fenced)));
+    assert!(matches!(fixture.log.declare(session, key, "{}".into()).await, Err(Error::NotOpen("closed"))));
+    let again = fixture.log.begin_close(session, key, "client_close").await;
     assert!(matches!(again, Err(Error::NotOpen("closed"))), "{again:?}");
 
     let end = EventId(coordinator::fresh_id());
-    world.log.finish_close(session, end).await.unwrap();
-    world.log.finish_close(session, EventId(coordinator::fresh_id())).await.expect("does nothing");
-    let ids = world.contiguous(session).await;
+    fixture.log.finish_close(session, end).await.unwrap();
+    fixture.log.finish_close(session, EventId(coordinator::fresh_id())).await.expect("does nothing");
+    let ids = fixture.contiguous(session).await;
     assert_eq!((ids.len(), ids.last()), (3, Some(&end)));
-    let events = world.events(session).await;
+    let events = fixture.events(session).await;
     assert_eq!(events[2].event.payload.text(), r#"{"reason":"client_close"}"#);
     assert_eq!((events[2].event.kind, events[2].event.key), (EventType::SessionClose, key));
-    assert_eq!(world.log.row(session).await.unwrap().state, State::Closed);
-    assert!(world.log.unfinished().await.unwrap().is_empty());
-    assert!(matches!(world.free(session, key, report()).await, Err(Error::NotOpen("closed"))));
+    assert_eq!(fixture.log.row(session).await.unwrap().state, State::Closed);
+    assert!(fixture.log.unfinished().await.unwrap().is_empty());
+    assert!(matches!(fixture.free(session, key, report()).await, Err(Error::NotOpen("closed"))));
 }
 
 /// Two nodes finish a closing; the slower one's watchers have not been told of the last event.
-pub async fn a_closing_that_another_finished_ends_no_stream_early(world: &World) {
-    let (session, key) = world.session().await;
-    world.log.begin_close(session, key, "client_close").await.unwrap();
-    let slower = Log::new(world.db.clone(), Arc::new(Feeds::default()));
+pub async fn a_closing_that_another_finished_ends_no_stream_early(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    fixture.log.begin_close(session, key, "client_close").await.unwrap();
+    let slower = Log::new(fixture.db.clone(), Arc::new(Feeds::default()));
     let (reader, row) = Reader::open(&slower, session, async {}).await.unwrap();
-    world.log.finish_close(session, EventId(coordinator::fresh_id())).await.unwrap();
+    fixture.log.finish_close(session, EventId(coordinator::fresh_id())).await.unwrap();
     slower.finish_close(session, EventId(coordinator::fresh_id())).await.expect("does nothing");
     let head = reader.head();
     assert!(!head.ended || head.number > row.head, "it ends before session.close: {head:?}");
 }
 
-pub async fn a_failed_session_takes_nothing(world: &World) {
-    let (session, key) = world.session().await;
-    let epoch = world.own(session).await.epoch;
+pub async fn a_failed_session_takes_nothing(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
-    world.log.append(open.clone()).await.unwrap();
-    world
+    fixture.log.append(open.clone()).await.unwrap();
+    fixture
         .log
         .append(going_on(&open, Some(End { outcome: Outcome::Unavailable, gate: GateAfter::Failed })))
         .await
         .unwrap();
-    let row = world.log.row(session).await.unwrap();
+    let row = fixture.log.row(session).await.unwrap();
     assert_eq!(row.state, State::Error);
     assert!(matches!(row.gate, Gate::Free));
-    let opened = world.log.append(opening(session, epoch, key, GateFound::Free)).await;
+    let opened = fixture.log.append(opening(session, epoch, key, GateFound::Free)).await;
     assert!(matches!(opened, Err(Error::NotOpen("error"))), "{opened:?}");
-    let closed = world.log.begin_close(session, key, "client_close").await;
+    let closed = fixture.log.begin_close(session, key, "client_close").await;
     assert!(matches!(closed, Err(Error::NotOpen("error"))), "{closed:?}");
-    assert!(matches!(world.log.take(session, epoch).await, Err(Error::Fenced)));
+    assert!(matches!(fixture.log.take(session, epoch).await, Err(Error::Fenced)));
 }
 
-pub async fn clients_join_and_register(world: &World) {
-    let profile = world.profile().await;
-    let (opener, joiner) = (world.key(profile).await, world.key(profile).await);
-    let session = world.session_of(profile, opener, State::Open).await;
-    let admitted = async |key| world.log.admission(session, key).await.unwrap().driver;
+pub async fn clients_join_and_register(fixture: &Fixture) {
+    let profile = fixture.profile().await;
+    let (opener, joiner) = (fixture.key(profile).await, fixture.key(profile).await);
+    let session = fixture.session_of(profile, opener, State::Open).await;
+    let admitted = async |key| fixture.log.admission(session, key).await.unwrap().driver;
     assert!(!admitted(opener).await && !admitted(joiner).await);
-    assert!(world.log.drivers(session).await.unwrap().is_empty());
+    assert!(fixture.log.drivers(session).await.unwrap().is_empty());
 
     let declarations = engine::tools::Declarations::default().store();
     let join = |digest| Side::Join { declarations: declarations.clone(), digest };
     let joined = event(joiner, EventType::SessionJoin);
-    let events = world.log.append_free(session, joiner, vec![joined], join([5; 32])).await.unwrap();
+    let events = fixture.log.append_free(session, joiner, vec![joined], join([5; 32])).await.unwrap();
     assert_eq!(events[0].number, 2);
     let secret = coordinator::accounts::Digest([5; 32]);
-    assert_eq!(world.accounts.session_client(secret).await.unwrap().unwrap().key, joiner);
+    assert_eq!(fixture.accounts.session_client(secret).await.unwrap().unwrap().key, joiner);
     let again =
-        world.log.append_free(session, joiner, vec![event(joiner, EventType::SessionJoin)], join([5; 32])).await;
+        fixture.log.append_free(session, joiner, vec![event(joiner, EventType::SessionJoin)], join([5; 32])).await;
     assert!(matches!(again, Err(Error::Duplicate)), "{again:?}");
 
     let register = async |key| {
         let registered = vec![event(key, EventType::DriverRegister)];
-        world.log.append_free(session, key, registered, Side::Register).await.unwrap().len()
+        fixture.log.append_free(session, key, registered, Side::Register).await.unwrap().len()
     };
     assert_eq!(register(joiner).await, 1);
     assert_eq!(register(joiner).await, 0, "registered already");
@@ -153,30 +153,30 @@ pub async fn clients_join_and_register(world: &World) {
     assert!(admitted(opener).await && admitted(joiner).await);
     let mut drivers = vec![opener, joiner];
     drivers.sort();
-    assert_eq!(world.log.drivers(session).await.unwrap(), drivers);
-    world.accounts.revoke_key(joiner, || {}).await.unwrap();
-    assert_eq!(world.log.drivers(session).await.unwrap(), [opener]);
-    assert_eq!(world.contiguous(session).await.len(), 4);
+    assert_eq!(fixture.log.drivers(session).await.unwrap(), drivers);
+    fixture.accounts.revoke_key(joiner, || {}).await.unwrap();
+    assert_eq!(fixture.log.drivers(session).await.unwrap(), [opener]);
+    assert_eq!(fixture.contiguous(session).await.len(), 4);
 
-    world.log.declare(session, opener, declarations).await.unwrap();
-    let record = world.log.record(session, opener).await.unwrap();
+    fixture.log.declare(session, opener, declarations).await.unwrap();
+    let record = fixture.log.record(session, opener).await.unwrap();
     assert_eq!((record.profile, record.deleted, record.primary.as_str()), (profile, false, "main"));
     assert_eq!(record.fallbacks, ["second"]);
 }
 
-pub async fn an_unknown_session_is_not_found(world: &World) {
-    let (_, key) = world.session().await;
+pub async fn an_unknown_session_is_not_found(fixture: &Fixture) {
+    let (_, key) = fixture.session().await;
     let unknown = SessionId(coordinator::fresh_id());
-    assert!(matches!(world.log.row(unknown).await, Err(Error::NotFound)));
-    assert!(matches!(world.log.admission(unknown, key).await, Err(Error::NotFound)));
-    assert!(matches!(world.log.record(unknown, key).await, Err(Error::NotFound)));
-    assert!(matches!(world.free(unknown, key, Vec::new()).await, Err(Error::NotFound)));
-    assert!(matches!(world.log.append(opening(unknown, 1, key, GateFound::Free)).await, Err(Error::NotFound)));
-    assert!(matches!(world.log.begin_close(unknown, key, "client_close").await, Err(Error::NotFound)));
-    assert!(world.log.page(unknown, 0, 10).await.unwrap().events.is_empty());
-    let twice = new_session(world.profile().await, key, State::Open);
+    assert!(matches!(fixture.log.row(unknown).await, Err(Error::NotFound)));
+    assert!(matches!(fixture.log.admission(unknown, key).await, Err(Error::NotFound)));
+    assert!(matches!(fixture.log.record(unknown, key).await, Err(Error::NotFound)));
+    assert!(matches!(fixture.free(unknown, key, Vec::new()).await, Err(Error::NotFound)));
+    assert!(matches!(fixture.log.append(opening(unknown, 1, key, GateFound::Free)).await, Err(Error::NotFound)));
+    assert!(matches!(fixture.log.begin_close(unknown, key, "client_close").await, Err(Error::NotFound)));
+    assert!(fixture.log.page(unknown, 0, 10).await.unwrap().events.is_empty());
+    let twice = new_session(fixture.profile().await, key, State::Open);
     let mut copy = new_session(twice.profile, key, State::Open);
     copy.id = twice.id;
-    world.log.create(twice).await.unwrap();
-    assert!(matches!(world.log.create(copy).await, Err(Error::Duplicate)));
+    fixture.log.create(twice).await.unwrap();
+    assert!(matches!(fixture.log.create(copy).await, Err(Error::Duplicate)));
 }

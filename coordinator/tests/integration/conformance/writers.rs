@@ -1,18 +1,18 @@
 //! Many who write at once.
 
-use crate::world::{World, ended, event, going_on, opening, says, within};
+use crate::fixture::{Fixture, ended, event, going_on, opening, says, within};
 use engine::event::EventType;
 use engine::gate::GateFound;
 use engine::ids::EventId;
 use std::collections::HashSet;
 
 /// F7: a turn and twenty writers of reports in one session.
-pub async fn numbers_have_no_hole_under_twenty_writers(world: &World) {
-    let (session, key) = world.session().await;
-    let epoch = world.own(session).await.epoch;
+pub async fn numbers_have_no_hole_under_twenty_writers(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let epoch = fixture.own(session).await.epoch;
     let mut writers = Vec::new();
     for _ in 0..20 {
-        let log = world.log.clone();
+        let log = fixture.log.clone();
         writers.push(tokio::spawn(async move {
             let mut written = Vec::new();
             for size in [1, 2, 3, 1, 2, 3, 1, 2] {
@@ -27,14 +27,14 @@ pub async fn numbers_have_no_hole_under_twenty_writers(world: &World) {
     let mut written = Vec::new();
     let mut next = open.clone();
     for step in 0..30 {
-        let done = within("a turn's append", world.log.append(next)).await.expect("the turn is not disturbed");
+        let done = within("a turn's append", fixture.log.append(next)).await.expect("the turn is not disturbed");
         written.push(done.iter().map(|e| (e.number, e.event.id)).collect::<Vec<_>>());
         next = going_on(&open, if step == 28 { Some(ended()) } else { None });
     }
     for writer in writers {
         written.extend(within("a writer", writer).await.expect("a writer"));
     }
-    let log = world.contiguous(session).await;
+    let log = fixture.contiguous(session).await;
     assert_eq!(log.len(), 1 + 30 + 20 * 15);
     assert_eq!(log.iter().collect::<HashSet<_>>().len(), log.len(), "an event twice");
     for append in written {
@@ -48,14 +48,14 @@ pub async fn numbers_have_no_hole_under_twenty_writers(world: &World) {
 }
 
 /// The write that was begun is applied and published, although nobody waits for it.
-pub async fn a_caller_that_leaves_stops_nothing(world: &World) {
-    let (session, key) = world.session().await;
-    let (mut reader, _) = coordinator::reader::Reader::open(&world.log, session, async {}).await.unwrap();
+pub async fn a_caller_that_leaves_stops_nothing(fixture: &Fixture) {
+    let (session, key) = fixture.session().await;
+    let (mut reader, _) = coordinator::reader::Reader::open(&fixture.log, session, async {}).await.unwrap();
     let mut ids: Vec<EventId> = Vec::new();
     for _ in 0..20 {
         let report = event(key, EventType::SandboxRunning);
         ids.push(report.id);
-        let mut write = Box::pin(world.free(session, key, vec![report]));
+        let mut write = Box::pin(fixture.free(session, key, vec![report]));
         // Polled once, so that it was begun.
         let begun = futures_util::poll!(write.as_mut());
         drop(write);
@@ -74,20 +74,20 @@ pub async fn a_caller_that_leaves_stops_nothing(world: &World) {
     seen.sort();
     ids.sort();
     assert_eq!(seen, ids);
-    assert_eq!(world.contiguous(session).await.len(), 21);
+    assert_eq!(fixture.contiguous(session).await.len(), 21);
 }
 
 /// Appends of different sessions, some of which are refused, do not get into each other's way.
-pub async fn many_sessions_are_written_at_once(world: &World) {
+pub async fn many_sessions_are_written_at_once(fixture: &Fixture) {
     let mut turns = Vec::new();
     for number in 0..30 {
-        let (session, key) = world.session().await;
-        let epoch = world.own(session).await.epoch;
+        let (session, key) = fixture.session().await;
+        let epoch = fixture.own(session).await.epoch;
         let stale = number % 5 == 0;
         if stale {
-            world.own(session).await;
+            fixture.own(session).await;
         }
-        let log = world.log.clone();
+        let log = fixture.log.clone();
         let turn = tokio::spawn(async move {
             let open = opening(session, epoch, key, GateFound::Free);
             let mut next = open.clone();
@@ -106,6 +106,6 @@ pub async fn many_sessions_are_written_at_once(world: &World) {
     }
     for (session, stale, turn) in turns {
         within("a turn", turn).await.expect("a turn");
-        assert_eq!(world.contiguous(session).await.len(), if stale { 1 } else { 21 });
+        assert_eq!(fixture.contiguous(session).await.len(), if stale { 1 } else { 21 });
     }
 }

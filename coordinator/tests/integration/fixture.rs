@@ -21,7 +21,7 @@ use tokio::time::Instant;
 /// Generous for a loaded machine; nothing that works takes this long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-pub struct World {
+pub struct Fixture {
     pub db: Db,
     pub log: Log,
     pub accounts: Accounts,
@@ -33,7 +33,7 @@ enum Place {
     Server { base: String, name: String },
 }
 
-impl World {
+impl Fixture {
     pub async fn sqlite() -> Self {
         let dir = std::env::temp_dir().join(format!("bae-conformance-{}", uuid::Uuid::now_v7().simple()));
         let db = Db::open(&dir.join("bae.db")).await.expect("an SQLite file");

@@ -1,6 +1,6 @@
 //! Nodes of one cluster in one process: one database, one Redis, and the words the cases are written in.
 
-use crate::world::{DEADLINE, World, until, within};
+use crate::fixture::{DEADLINE, Fixture, until, within};
 use coordinator::cluster::Local;
 use coordinator::cluster::redis::{Redis, Settings};
 use coordinator::cluster::{Call, Claim, Rejected};
@@ -42,8 +42,8 @@ struct Membership {
     task: JoinHandle<()>,
 }
 
-pub struct Cast {
-    pub world: World,
+pub struct TestCluster {
+    pub fixture: Fixture,
     pub session: SessionId,
     pub key: KeyId,
     pub nodes: Vec<Node>,
@@ -53,20 +53,20 @@ pub struct Cast {
     pub prefix: String,
 }
 
-impl Cast {
+impl TestCluster {
     async fn of(url: String, server: Option<Service>) -> Self {
-        let world = World::sqlite().await;
-        let (session, key) = world.session().await;
+        let fixture = Fixture::sqlite().await;
+        let (session, key) = fixture.session().await;
         let prefix = format!("test-{}:", uuid::Uuid::now_v7().simple());
-        Self { world, session, key, nodes: Vec::new(), server, url, ca: None, prefix }
+        Self { fixture, session, key, nodes: Vec::new(), server, url, ca: None, prefix }
     }
 
     pub async fn local() -> Self {
-        let mut cast = Self::of(String::new(), None).await;
+        let mut test = Self::of(String::new(), None).await;
         let (local, leases) = Local::new(LIMIT);
-        let (cluster, log) = (Cluster::Local(local), cast.world.log.clone());
-        cast.nodes.push(Node { cluster, log, leases, signals: None, name: "single".into(), membership: None });
-        cast
+        let (cluster, log) = (Cluster::Local(local), test.fixture.log.clone());
+        test.nodes.push(Node { cluster, log, leases, signals: None, name: "single".into(), membership: None });
+        test
     }
 
     /// So many nodes on the server that most cases share.
@@ -83,26 +83,26 @@ impl Cast {
 
     /// On servers of the case's own, with the authority of their certificates.
     pub async fn reached(url: String, ca: Option<PathBuf>, prefix: &str, nodes: usize) -> Self {
-        let mut cast = Self::of(url, None).await;
-        (cast.ca, cast.prefix) = (ca, prefix.to_owned());
+        let mut test = Self::of(url, None).await;
+        (test.ca, test.prefix) = (ca, prefix.to_owned());
         for _ in 0..nodes {
-            cast.join().await;
+            test.join().await;
         }
-        cast
+        test
     }
 
     async fn on(url: String, server: Option<Service>, nodes: usize) -> Self {
-        let mut cast = Self::of(url, server).await;
+        let mut test = Self::of(url, server).await;
         for _ in 0..nodes {
-            cast.join().await;
+            test.join().await;
         }
-        cast
+        test
     }
 
     /// One more node; returns when the cluster knows it.
     pub async fn join(&mut self) -> usize {
         let (feeds, notifications) = Feeds::clustered();
-        let log = Log::new(self.world.db.clone(), Arc::new(feeds));
+        let log = Log::new(self.fixture.db.clone(), Arc::new(feeds));
         let settings =
             Settings { url: self.url.clone().into(), ca: self.ca.clone(), prefix: self.prefix.clone(), lease: LEASE };
         let (redis, received) = Redis::new(settings, log.clone(), notifications, LIMIT).expect("a node");
@@ -125,7 +125,7 @@ impl Cast {
         for node in self.nodes.drain(..) {
             node.leave().await;
         }
-        self.world.end().await;
+        self.fixture.end().await;
     }
 
     pub fn message(&self) -> Call {
@@ -159,7 +159,7 @@ impl Cast {
 
     /// Another session.
     pub async fn another(&self) -> SessionId {
-        self.world.session().await.0
+        self.fixture.session().await.0
     }
 
     pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
