@@ -14,7 +14,7 @@ pub use postgres::PostgresSettings;
 
 use crate::Error;
 use futures_util::future::BoxFuture;
-use sql::{Connection, PgOn, Query, Sql, SqliteOn};
+use sql::{CommitBy, Connection, PgOn, Query, Sql, SqliteOn};
 use sqlite::Sqlite;
 use std::path::Path;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Db {
     {
         match &self.0 {
             Engine::Sqlite(sqlite) => sqlite.write(work, then).await,
-            Engine::Postgres(postgres) => postgres.write(false, work, then).await,
+            Engine::Postgres(postgres) => postgres.write(CommitBy::Transaction, work, then).await,
         }
     }
 
@@ -111,7 +111,7 @@ impl Db {
     {
         match &self.0 {
             Engine::Sqlite(sqlite) => sqlite.write(work, then).await,
-            Engine::Postgres(postgres) => postgres.write(true, work, then).await,
+            Engine::Postgres(postgres) => postgres.write(CommitBy::Statement, work, then).await,
         }
     }
 }

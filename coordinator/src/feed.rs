@@ -26,13 +26,23 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 
+/// Whether more events may come to a log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LogStatus {
+    /// More may come.
+    #[default]
+    Open,
+    /// No more will come: the session is closed, or has failed.
+    Ended,
+}
+
 /// How far a session's log goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Head {
     /// Number of the newest event.
     pub number: u64,
-    /// Whether no more will come: closed, or failed.
-    pub ended: bool,
+    /// Whether more may come.
+    pub status: LogStatus,
     /// How often all subscriptions were ended by `session.unsubscribe`.
     pub cuts: u64,
 }
@@ -98,10 +108,10 @@ impl Feeds {
     }
 
     /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
-    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], ended: bool, outcome: Option<Outcome>) {
-        self.publish_here(session, events, 0, events.last().map_or(0, |event| event.number), ended);
+    pub fn publish(&self, session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) {
+        self.publish_here(session, events, 0, events.last().map_or(0, |event| event.number), status);
         if let Some(outbox) = &self.outbox {
-            let committed = Committed::new(session, events, ended, outcome);
+            let committed = Committed::new(session, events, status, outcome);
             outbox.send(Notification::Committed(Box::new(committed)));
         }
     }
@@ -114,7 +124,7 @@ impl Feeds {
         events: &[Arc<Event>],
         left_out: usize,
         head: u64,
-        ended: bool,
+        status: LogStatus,
     ) {
         let Some(feed) = self.live(session) else { return };
         {
@@ -126,13 +136,13 @@ impl Feeds {
                 recent.leave_out(head, left_out);
             }
         }
-        feed.advance(head, ended);
+        feed.advance(head, status);
     }
 
     /// What reconciliation found.
-    pub(crate) fn advance(&self, session: SessionId, head: u64, ended: bool) {
+    pub(crate) fn advance(&self, session: SessionId, head: u64, status: LogStatus) {
         if let Some(feed) = self.live(session) {
-            feed.advance(head, ended);
+            feed.advance(head, status);
         }
     }
 
@@ -146,11 +156,13 @@ impl Feeds {
 
 impl Feed {
     /// Moves the head forward, never back.
-    pub(crate) fn advance(&self, number: u64, ended: bool) {
+    pub(crate) fn advance(&self, number: u64, status: LogStatus) {
         self.head.send_if_modified(|head| {
             let before = *head;
             head.number = head.number.max(number);
-            head.ended |= ended;
+            if status == LogStatus::Ended {
+                head.status = status;
+            }
             *head != before
         });
     }

@@ -3,6 +3,8 @@
 //! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events, nothing
 //! of HTTP, providers or tools.
 
+#![warn(missing_docs, unreachable_pub)]
+
 pub mod accounts;
 pub mod cluster;
 mod db;

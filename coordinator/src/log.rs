@@ -17,7 +17,7 @@ mod sessions;
 
 pub use append::{Append, CallRow, Side};
 pub use calls::CallRecord;
-pub use lifecycle::NewSession;
+pub use lifecycle::{NewSession, RemainingClients};
 pub use read::Page;
 pub use sessions::{Admission, Record, Row, State};
 

@@ -5,7 +5,7 @@
 
 use crate::Error;
 use crate::feed::{Feed, Head, RenderedEvent};
-use crate::log::{Log, Row, State};
+use crate::log::{Log, Row};
 use engine::ids::SessionId;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -37,7 +37,7 @@ impl Reader {
         let head = feed.subscribe();
         announced.await;
         let row = log.row(session).await?;
-        feed.advance(row.head, matches!(row.state, State::Closed | State::Error));
+        feed.advance(row.head, row.state.log_status());
         Ok((Reader { log: log.clone(), session, feed, head, seen: row.head }, row))
     }
 

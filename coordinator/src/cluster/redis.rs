@@ -38,7 +38,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// How the cluster is reached.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// `redis://`, `rediss://`, or `sentinel://[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`
     /// (`sentinels://` for TLS to Sentinels and servers). May hold passwords.

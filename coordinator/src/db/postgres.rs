@@ -6,9 +6,10 @@
 use super::exclusive_lock::ExclusiveLock;
 use super::failure;
 use super::pool::{Lent, Pool, limited};
-use super::sql::Connection;
+use super::sql::{CommitBy, Connection};
 use crate::Error;
 use futures_util::future::BoxFuture;
+use secrecy::{ExposeSecret, SecretString};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 use std::fmt;
@@ -25,10 +26,10 @@ const CLOSE: Duration = Duration::from_secs(15);
 const MIGRATE: Duration = Duration::from_secs(120);
 
 /// How to reach a Postgres database.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct PostgresSettings {
-    /// `postgres://user:password@host:port/database?sslmode=…`; a secret.
-    pub url: String,
+    /// `postgres://user:password@host:port/database?sslmode=…`; secret, because it may hold the password.
+    pub url: SecretString,
     /// Connections of this process at most.
     pub max_connections: u32,
     /// How long an operation waits for a connection.
@@ -41,7 +42,7 @@ pub struct PostgresSettings {
 
 impl PostgresSettings {
     /// The usual limits.
-    pub fn new(url: String) -> Self {
+    pub fn new(url: SecretString) -> Self {
         Self {
             url,
             max_connections: 20,
@@ -53,7 +54,7 @@ impl PostgresSettings {
 
     fn options(&self) -> Result<PgConnectOptions, Error> {
         // The parser's own message may repeat the password.
-        let options = PgConnectOptions::from_str(&self.url).map_err(|_| {
+        let options = PgConnectOptions::from_str(self.url.expose_secret()).map_err(|_| {
             Error::Unusable("the database URL is not of the form postgres://user:password@host:port/database".into())
         })?;
         Ok(options.application_name("baesrv").disable_statement_logging())
@@ -69,12 +70,6 @@ impl PostgresSettings {
             // Everything is looked up through an index. A plan that was made while a table was small is kept for long.
             ("enable_seqscan", "off".to_owned()),
         ]
-    }
-}
-
-impl fmt::Debug for PostgresSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresSettings").field("max_connections", &self.max_connections).finish_non_exhaustive()
     }
 }
 
@@ -132,8 +127,8 @@ impl Postgres {
         self.exclusive_lock.take().await
     }
 
-    /// Runs a write in a task of its own; `alone`: without a transaction around it.
-    pub async fn write<T, W, A>(&self, alone: bool, work: W, then: A) -> Result<T, Error>
+    /// Runs a write in a task of its own.
+    pub async fn write<T, W, A>(&self, commit_by: CommitBy, work: W, then: A) -> Result<T, Error>
     where
         T: Send + 'static,
         W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
@@ -141,7 +136,7 @@ impl Postgres {
     {
         let pool = Arc::clone(&self.pool);
         let run = async move {
-            let value = transact(&pool, alone, work).await?;
+            let value = transact(&pool, commit_by, work).await?;
             then(&value);
             Ok(value)
         };
@@ -179,27 +174,30 @@ impl Postgres {
     }
 }
 
-async fn transact<T, W>(pool: &Arc<Pool>, alone: bool, work: W) -> Result<T, Error>
+async fn transact<T, W>(pool: &Arc<Pool>, commit_by: CommitBy, work: W) -> Result<T, Error>
 where
     W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>>,
 {
     let Lent { connection, slot } = pool.lend().await?;
-    let mut connection = Connection::Postgres { connection, alone, limit: pool.limit() };
-    if !alone && let Err(error) = connection.command("BEGIN").await {
+    let mut connection = Connection::Postgres { connection, commit_by, limit: pool.limit() };
+    if commit_by == CommitBy::Transaction
+        && let Err(error) = connection.command("BEGIN").await
+    {
         slot.give_up();
         return Err(Error::Unavailable(error));
     }
     let result = work(&mut connection).await;
     let usable = match &result {
-        Ok(_) if alone => true,
-        Err(Error::Unavailable(error) | Error::Failed(error)) if alone => failure::harmless(error),
-        // The others are answers.
-        Err(error) if alone => !matches!(error, Error::Unknown),
         Ok(_) => {
-            connection.command("COMMIT").await.map_err(failure::of_write)?;
+            if commit_by == CommitBy::Transaction {
+                connection.command("COMMIT").await.map_err(failure::of_write)?;
+            }
             true
         }
-        Err(_) => connection.command("ROLLBACK").await.is_ok(),
+        Err(_) if commit_by == CommitBy::Transaction => connection.command("ROLLBACK").await.is_ok(),
+        Err(Error::Unavailable(error) | Error::Failed(error)) => failure::harmless(error),
+        // Every other error was made from an answer of the database, after which the connection is usable.
+        Err(error) => !matches!(error, Error::Unknown),
     };
     if usable && let Connection::Postgres { connection, .. } = connection {
         slot.give_back(connection);

@@ -105,6 +105,15 @@ impl Row {
     }
 }
 
+/// What commits a write on Postgres. SQLite's writer wraps every write into a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommitBy {
+    /// A transaction around all statements.
+    Transaction,
+    /// Each statement by itself, so that a connection that breaks after one was sent leaves its outcome unknown.
+    Statement,
+}
+
 /// A connection that may write: inside a write transaction, or, on Postgres, with each statement a transaction of its own.
 pub(crate) enum Connection {
     /// The writer's, inside its transaction.
@@ -113,8 +122,8 @@ pub(crate) enum Connection {
     Postgres {
         /// The connection.
         connection: PgConnection,
-        /// Whether each statement commits by itself, so that a broken connection leaves its outcome open.
-        alone: bool,
+        /// What commits its statements.
+        commit_by: CommitBy,
         /// How long an answer is waited for.
         limit: Duration,
     },
@@ -141,9 +150,9 @@ impl Connection {
     pub fn query(&mut self, sql: &Sql) -> Query<'_> {
         match self {
             Connection::Sqlite(connection) => Query::Sqlite(sqlx::query(sql.sqlite), SqliteOn::Writer(connection)),
-            Connection::Postgres { connection, alone, limit } => Query::Postgres(
+            Connection::Postgres { connection, commit_by, limit } => Query::Postgres(
                 sqlx::query(sql.postgres),
-                PgOn::Connection { connection, alone: *alone, limit: *limit },
+                PgOn::Connection { connection, commit_by: *commit_by, limit: *limit },
             ),
         }
     }
@@ -162,7 +171,7 @@ pub(crate) enum SqliteOn<'q> {
 
 pub(crate) enum PgOn<'q> {
     Pool(&'q Arc<Pool>),
-    Connection { connection: &'q mut PgConnection, alone: bool, limit: Duration },
+    Connection { connection: &'q mut PgConnection, commit_by: CommitBy, limit: Duration },
 }
 
 /// Runs one of sqlx's fetching methods wherever the query has to run.
@@ -176,10 +185,10 @@ macro_rules! run {
                 let result = limited(pool.limit(), query.$method(&mut lent.connection)).await;
                 Ok($row(lent.done(result)?, Row::Postgres))
             }
-            Query::Postgres(query, PgOn::Connection { connection, alone, limit }) => {
+            Query::Postgres(query, PgOn::Connection { connection, commit_by, limit }) => {
                 match limited(limit, query.$method(connection)).await {
                     Ok(found) => Ok($row(found, Row::Postgres)),
-                    Err(error) if alone => Err(failure::of_write(error)),
+                    Err(error) if commit_by == CommitBy::Statement => Err(failure::of_write(error)),
                     Err(error) => Err(error.into()),
                 }
             }

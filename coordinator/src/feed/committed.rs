@@ -3,6 +3,7 @@
 //! Serialized as a part of what `cluster` sends, so the form is one that every running version must read. Small appends
 //! travel whole; of a large one only the number does, and readers there take the events from the database.
 
+use super::LogStatus;
 use super::recent::size;
 use engine::event::{Event, EventType, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
@@ -46,7 +47,7 @@ pub(crate) struct Sent {
 }
 
 impl Committed {
-    pub fn new(session: SessionId, events: &[Arc<Event>], over: bool, outcome: Option<Outcome>) -> Self {
+    pub fn new(session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) -> Self {
         let size: usize = events.iter().map(|event| size(event)).sum();
         let sent: Option<Vec<Sent>> =
             if size <= LARGE { events.iter().map(|event| Sent::new(event)).collect() } else { None };
@@ -54,12 +55,17 @@ impl Committed {
         Self {
             session,
             head: events.last().map_or(0, |event| event.number),
-            over,
+            over: status == LogStatus::Ended,
             call: events.last().and_then(|event| event.call),
             outcome,
             events: sent.unwrap_or_default(),
             left_out,
         }
+    }
+
+    /// Whether more events may come.
+    pub fn status(&self) -> LogStatus {
+        if self.over { LogStatus::Ended } else { LogStatus::Open }
     }
 
     pub fn events(self) -> Vec<Arc<Event>> {

@@ -12,6 +12,7 @@ pub(super) use group_commit::GroupCommit;
 use super::{Log, State};
 use crate::Error;
 use crate::db::sql::Row;
+use crate::feed::LogStatus;
 use engine::event::{Event, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, KeyId, SessionId};
@@ -75,9 +76,13 @@ impl Log {
     /// which fences it off, before anything else is written.
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
-        let (session, ended) = (append.session, append.end.as_ref().is_some_and(|end| end.gate == GateAfter::Failed));
+        let session = append.session;
+        let status = match append.end.as_ref().map(|end| end.gate) {
+            Some(GateAfter::Failed) => LogStatus::Ended,
+            Some(GateAfter::Free | GateAfter::Paused(_)) | None => LogStatus::Open,
+        };
         let outcome = append.end.as_ref().map(|end| end.outcome.clone());
-        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, ended, outcome);
+        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, status, outcome);
         match &self.group_commit {
             None => self.db.write(move |c| Box::pin(async move { sqlite::turn(c, &append).await }), publish).await,
             Some(group_commit) => postgres::submit(group_commit, postgres::turn(append), publish).await,
@@ -96,7 +101,7 @@ impl Log {
         side: Side,
     ) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
-        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, false, None);
+        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, LogStatus::Open, None);
         match (&self.group_commit, side) {
             (Some(group_commit), Side::Nothing) => {
                 postgres::submit(group_commit, postgres::free(session, events), publish).await
@@ -119,6 +124,6 @@ fn refusal(row: Option<Row>, epoch: Option<i64>) -> Result<Error, Error> {
     Ok(match State::parse(row.get("state")?)? {
         State::Open if epoch.is_some_and(|epoch| now != epoch) => Error::Fenced,
         State::Open => Error::PreconditionFailed,
-        other => Error::NotOpen(other.shown()),
+        other => Error::NotOpen(other.public_name()),
     })
 }

@@ -3,7 +3,7 @@
 //! Here and nowhere else the text of the columns becomes a [`Gate`], and the end of a call becomes the text of the columns. The
 //! statements in `append` compare the same columns with what an opening call found ([`engine::gate::GateFound`]).
 
-use super::Id;
+use super::{Id, State};
 use crate::Error;
 use crate::db::sql::Row;
 use engine::gate::{End, Gate, GateAfter, Pause};
@@ -18,7 +18,7 @@ const PAUSED: &str = "paused";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GateColumns {
     pub phase: &'static str,
-    pub state: &'static str,
+    pub state: State,
     /// For how many milliseconds the gate is kept, added to the database's clock; then the owner is written too.
     pub pause: Option<i64>,
 }
@@ -27,10 +27,10 @@ impl GateColumns {
     /// What the append with this end writes; an append without an end leaves its call running.
     pub fn after(end: Option<&End>) -> Self {
         let (phase, state, pause) = match end.map(|end| end.gate) {
-            None => (RUNNING, "open", None),
-            Some(GateAfter::Free) => (FREE, "open", None),
-            Some(GateAfter::Paused(time)) => (PAUSED, "open", Some(time.as_millis() as i64)),
-            Some(GateAfter::Failed) => (FREE, "error", None),
+            None => (RUNNING, State::Open, None),
+            Some(GateAfter::Free) => (FREE, State::Open, None),
+            Some(GateAfter::Paused(time)) => (PAUSED, State::Open, Some(time.as_millis() as i64)),
+            Some(GateAfter::Failed) => (FREE, State::Error, None),
         };
         Self { phase, state, pause }
     }
@@ -45,7 +45,8 @@ pub(super) fn read(row: &Row) -> Result<Gate, Error> {
             let left = Duration::from_millis(u64::try_from(deadline - now).unwrap_or(0));
             Gate::Paused(Pause { owner: KeyId::read(row, "owner")?, left })
         }
-        _ => Gate::Free,
+        FREE => Gate::Free,
+        phase => return Err(Error::Unreadable(format!("unknown session phase {phase:?}; a newer version wrote it"))),
     })
 }
 
@@ -57,10 +58,10 @@ mod tests {
     #[test]
     fn each_end_has_its_columns() {
         let table = [
-            (None, ("running", "open", None)),
-            (Some(GateAfter::Free), ("idle", "open", None)),
-            (Some(GateAfter::Paused(Duration::from_millis(1500))), ("paused", "open", Some(1500))),
-            (Some(GateAfter::Failed), ("idle", "error", None)),
+            (None, ("running", State::Open, None)),
+            (Some(GateAfter::Free), ("idle", State::Open, None)),
+            (Some(GateAfter::Paused(Duration::from_millis(1500))), ("paused", State::Open, Some(1500))),
+            (Some(GateAfter::Failed), ("idle", State::Error, None)),
         ];
         for (gate, (phase, state, pause)) in table {
             let end = gate.map(|gate| End { outcome: Outcome::Unavailable, gate });

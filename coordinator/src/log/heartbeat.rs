@@ -48,8 +48,7 @@ impl Log {
         for batch in sessions.chunks(BATCH) {
             for row in self.db.read(&HEADS).bind(super::hex_list(batch)).all().await? {
                 let (head, state): (i64, &str) = (row.get("head")?, row.get("state")?);
-                let ended = matches!(State::parse(state)?, State::Closed | State::Error);
-                self.feeds.advance(SessionId::read(&row, "id")?, head as u64, ended);
+                self.feeds.advance(SessionId::read(&row, "id")?, head as u64, State::parse(state)?.log_status());
             }
         }
         Ok(())

@@ -5,12 +5,22 @@ use super::clients::add_client;
 use super::sessions::VERSION;
 use super::{Id, Log, Row, State};
 use crate::Error;
-use crate::db::sql::{Connection, Sql, sql};
+use crate::db::sql::{self, Connection, Sql, sql};
+use crate::feed::LogStatus;
 use engine::event::{Event, EventType, NewEvent};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
 use engine::toolbox::McpTool;
 use std::sync::Arc;
+
+/// Whether clients with an active key remain in a session after a client key was revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RemainingClients {
+    /// Nobody can use the session any more.
+    None,
+    /// At least one other client can.
+    Some,
+}
 
 /// A session to be made.
 #[derive(Debug, Clone)]
@@ -178,7 +188,7 @@ impl Log {
                 move |events: &Vec<Arc<Event>>| {
                     // Whoever did it tells of the end, and of the event: a stream that learns of the end alone stops before it.
                     if !events.is_empty() {
-                        feeds.publish(session, events, true, None);
+                        feeds.publish(session, events, LogStatus::Ended, None);
                     }
                 },
             )
@@ -186,12 +196,12 @@ impl Log {
             .map(drop)
     }
 
-    /// What a revoked key leaves behind: its pauses count as expired from now on. Returns the open sessions it had a key
-    /// for, and whether an active key of another client remains on each.
+    /// Lets the pauses of a revoked client key count as expired from now on. Returns the open sessions that the client has a
+    /// session key for, and who remains in each.
     ///
     /// # Errors
     /// `Unavailable` with nothing applied.
-    pub async fn expire_pauses_of(&self, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
+    pub async fn expire_pauses_of(&self, key: KeyId) -> Result<Vec<(SessionId, RemainingClients)>, Error> {
         self.db.write(move |c| Box::pin(async move { expire_pauses_of(c, key).await }), |_| ()).await
     }
 }
@@ -199,7 +209,7 @@ impl Log {
 /// Fails unless a statement that asks for an open session has changed a row.
 async fn was_open(c: &mut Connection, session: SessionId, changed: u64) -> Result<(), Error> {
     match changed {
-        0 => Err(Error::NotOpen(state(c, session).await?.shown())),
+        0 => Err(Error::NotOpen(state(c, session).await?.public_name())),
         _ => Ok(()),
     }
 }
@@ -214,7 +224,7 @@ async fn create(c: &mut Connection, new: &NewSession) -> Result<Vec<Arc<Event>>,
         .query(&CREATE)
         .bind(new.id.0.as_slice())
         .bind(new.profile.0.as_slice())
-        .bind(new.state.shown())
+        .bind(new.state.stored())
         .bind(VERSION)
         .bind(&new.client_version)
         .bind(engine::json::encode(&new.compaction).get())
@@ -240,8 +250,12 @@ async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Re
     insert(c, to, &[event], None).await
 }
 
-async fn expire_pauses_of(c: &mut Connection, key: KeyId) -> Result<Vec<(SessionId, bool)>, Error> {
+async fn expire_pauses_of(c: &mut Connection, key: KeyId) -> Result<Vec<(SessionId, RemainingClients)>, Error> {
     c.query(&EXPIRE).bind(key.0.as_slice()).execute().await?;
     let rows = c.query(&LEFT_BEHIND).bind(key.0.as_slice()).all().await?;
-    rows.iter().map(|row| Ok((SessionId::read(row, "id")?, row.get("shared")?))).collect()
+    let affected = |row: &sql::Row| {
+        let remaining = if row.get("shared")? { RemainingClients::Some } else { RemainingClients::None };
+        Ok((SessionId::read(row, "id")?, remaining))
+    };
+    rows.iter().map(affected).collect()
 }

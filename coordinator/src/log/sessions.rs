@@ -3,6 +3,7 @@
 use super::{Id, Log, gate_columns, read_json};
 use crate::Error;
 use crate::db::sql::{self, Sql, sql};
+use crate::feed::LogStatus;
 use engine::gate::Gate;
 use engine::ids::{KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
@@ -26,22 +27,37 @@ pub enum State {
 }
 
 impl State {
+    const ALL: [Self; 4] = [State::Open, State::Closing, State::Closed, State::Error];
+
+    /// The state with this stored form.
     pub(super) fn parse(text: &str) -> Result<Self, Error> {
-        match text {
-            "open" => Ok(State::Open),
-            "closing" => Ok(State::Closing),
-            "closed" => Ok(State::Closed),
-            "error" => Ok(State::Error),
-            other => Err(Error::Unreadable(format!("unknown session state {other:?}; a newer version wrote it"))),
+        let unknown = || Error::Unreadable(format!("unknown session state {text:?}; a newer version wrote it"));
+        Self::ALL.into_iter().find(|state| state.stored() == text).ok_or_else(unknown)
+    }
+
+    /// Its stored form, in the column `state`.
+    pub(super) fn stored(self) -> &'static str {
+        match self {
+            State::Open => "open",
+            State::Closing => "closing",
+            State::Closed => "closed",
+            State::Error => "error",
         }
     }
 
-    /// The word clients see.
-    pub fn shown(self) -> &'static str {
+    /// The word that clients see. They see a session that is being closed as closed.
+    pub fn public_name(self) -> &'static str {
         match self {
-            State::Open => "open",
-            State::Closing | State::Closed => "closed",
-            State::Error => "error",
+            State::Closing => State::Closed.stored(),
+            State::Open | State::Closed | State::Error => self.stored(),
+        }
+    }
+
+    /// Whether more events may come to the log of a session in this state.
+    pub(crate) fn log_status(self) -> LogStatus {
+        match self {
+            State::Open | State::Closing => LogStatus::Open,
+            State::Closed | State::Error => LogStatus::Ended,
         }
     }
 }

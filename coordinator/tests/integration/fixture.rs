@@ -48,7 +48,7 @@ impl Fixture {
     /// On that server, with other settings.
     pub async fn on(base: &str, change: impl FnOnce(&mut PostgresSettings)) -> Self {
         let name = make_database(base).await;
-        let mut settings = PostgresSettings::new(format!("{base}/{name}"));
+        let mut settings = PostgresSettings::new(format!("{base}/{name}").into());
         change(&mut settings);
         let db = Db::connect(&settings).await.expect("a Postgres database");
         Self::of(db, Place::Server { base: base.to_owned(), name })

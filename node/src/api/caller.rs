@@ -54,7 +54,7 @@ impl Admission {
     pub(super) fn open(&self) -> Result<(), RpcError> {
         match self.0.state {
             log::State::Open => Ok(()),
-            state => Err(RpcError::not_open(state.shown())),
+            state => Err(RpcError::not_open(state.public_name())),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::stream::{Frames, Gone};
 use crate::app::App;
 use coordinator::Error;
 use coordinator::cluster::{Progress, Waiter};
-use coordinator::feed::RenderedEvent;
+use coordinator::feed::{LogStatus, RenderedEvent};
 use coordinator::log::CallRecord;
 use coordinator::reader::Reader;
 use engine::event::EventType;
@@ -106,7 +106,7 @@ impl Follow {
             if let Some(outcome) = ended {
                 return Ok(Ok((waiter.call(), last, outcome)));
             }
-            if head.ended {
+            if head.status == LogStatus::Ended {
                 return self.cut_off(waiter.call()).await;
             }
             let news = async {
@@ -134,7 +134,7 @@ impl Follow {
             Err(error) => return Ok(Err(failed(&error))),
         }
         match self.app.log.row(self.session).await {
-            Ok(row) => Ok(Err(RpcError::not_open(row.state.shown()))),
+            Ok(row) => Ok(Err(RpcError::not_open(row.state.public_name()))),
             Err(error) => Ok(Err(failed(&error))),
         }
     }

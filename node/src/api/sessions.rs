@@ -100,7 +100,7 @@ pub(super) async fn join(
     let absent = |error| if matches!(error, Error::NotFound) { SessionId::absent() } else { error.into() };
     let row = app.log.row(id).await.map_err(absent)?;
     if row.state != log::State::Open {
-        return Err(Problem::session_already(row.state.shown()));
+        return Err(Problem::session_already(row.state.public_name()));
     }
     let record = app.log.record(id, client.key).await.map_err(absent)?;
     if record.profile != client.profile {

@@ -6,7 +6,7 @@ use super::follow::{notification, read};
 use super::stream::{self, Frames, Gone};
 use crate::app::App;
 use axum::response::Response;
-use coordinator::feed::Head;
+use coordinator::feed::{Head, LogStatus};
 use coordinator::reader::Reader;
 use engine::ids::{KeyId, SessionId};
 use engine::json::Raw;
@@ -85,7 +85,7 @@ impl Subscription {
                         self.frames.send(notification(&shown)).await?;
                     }
                 }
-            } else if head.ended {
+            } else if head.status == LogStatus::Ended {
                 return Ok(());
             } else {
                 let reader = &mut self.reader;

@@ -7,7 +7,6 @@ use crate::lifecycle::{self, Ports};
 use crate::logging;
 use coordinator::accounts::Accounts;
 use coordinator::{Db, Error, PostgresSettings};
-use secrecy::ExposeSecret;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -124,7 +123,7 @@ pub(super) async fn open(config: &Config) -> Result<Db, Error> {
     match &config.database {
         Database::Sqlite(path) => Db::open(path).await,
         Database::Postgres(url) => {
-            let mut settings = PostgresSettings::new(url.expose_secret().to_owned());
+            let mut settings = PostgresSettings::new(url.clone());
             settings.max_connections = config.database_connections;
             let db = Db::connect(&settings).await?;
             if config.redis.is_none() {

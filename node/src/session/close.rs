@@ -45,7 +45,7 @@ pub(super) fn finish_closing(app: &Arc<App>, session: SessionId) {
 }
 
 async fn stop_and_close(app: &App, session: SessionId) -> Result<(), Error> {
-    let closed = RpcError::not_open(State::Closed.shown());
+    let closed = RpcError::not_open(State::Closed.public_name());
     let stopped = async {
         app.cluster.stop(session, &closed).await;
         app.mcp.close(session).await;

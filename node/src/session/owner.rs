@@ -91,7 +91,7 @@ async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted
             Err(error) => return Err((lease, error)),
         };
         if row.state != State::Open {
-            lease.refuse_all(&RpcError::not_open(row.state.shown())).await;
+            lease.refuse_all(&RpcError::not_open(row.state.public_name())).await;
             return Ok(None);
         }
         // The lease is confirmed between reading the epoch and advancing it: a node that was frozen meanwhile has lost the lease,

@@ -6,6 +6,7 @@ use super::close::close;
 use crate::app::App;
 use coordinator::Error;
 use coordinator::cluster::Signal;
+use coordinator::log::RemainingClients;
 use engine::ids::KeyId;
 use engine::rpc::RpcError;
 use std::sync::Arc;
@@ -41,14 +42,13 @@ pub(crate) async fn apply(app: &Arc<App>, key: KeyId, origin: Origin) -> Result<
 
 /// Closes the sessions that no other active key belongs to, and wakes the others, whose pause for the revoked key has ended.
 async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
-    for (session, shared) in app.log.expire_pauses_of(key).await? {
-        if shared {
-            app.cluster.wake(session).await;
-        } else {
-            match close(app, session, key, "client_key_revoked").await {
+    for (session, remaining) in app.log.expire_pauses_of(key).await? {
+        match remaining {
+            RemainingClients::Some => app.cluster.wake(session).await,
+            RemainingClients::None => match close(app, session, key, "client_key_revoked").await {
                 Ok(()) | Err(Error::NotOpen(_)) => {}
                 Err(error) => return Err(error),
-            }
+            },
         }
     }
     Ok(())

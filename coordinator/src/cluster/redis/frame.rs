@@ -70,7 +70,8 @@ mod tests {
 
     #[test]
     fn a_frame_is_bounded_whatever_was_appended_at_once() {
-        let told = |sizes: &[usize]| Committed::new(SessionId([0; 16]), &events(sizes), false, None);
+        let told =
+            |sizes: &[usize]| Committed::new(SessionId([0; 16]), &events(sizes), crate::feed::LogStatus::Open, None);
         let small = told(&[LARGE / 2, LARGE / 2]);
         assert_eq!((small.head, small.events.len(), small.left_out), (2, 2, 0));
         for sizes in [&[LARGE + 1][..], &[LARGE / 2, LARGE / 2, 10]] {

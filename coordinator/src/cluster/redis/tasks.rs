@@ -146,14 +146,14 @@ impl Redis {
                 let _ = signal.send(Signal::Revoked(key));
             }
             Frame::Committed(committed) => {
-                let (session, head, over, left_out) =
-                    (committed.session, committed.head, committed.over, committed.left_out);
+                let (session, head, status, left_out) =
+                    (committed.session, committed.head, committed.status(), committed.left_out);
                 let progress = committed.call.map(|call| match &committed.outcome {
                     Some(outcome) => (call, Progress::Ended(head, outcome.clone())),
                     None => (call, Progress::Running),
                 });
                 let events = committed.events();
-                self.0.log.feeds().publish_here(session, &events, left_out, head, over);
+                self.0.log.feeds().publish_here(session, &events, left_out, head, status);
                 if let Some((call, progress)) = progress {
                     self.tell_waiters(session, call, progress);
                 }

@@ -205,7 +205,7 @@ pub(super) fn turn(append: Append) -> Entry {
         call: append.call,
         open: append.open,
         phase: columns.phase,
-        state: columns.state,
+        state: columns.state.stored(),
         pause: columns.pause.map(|time| (key, time)),
         outcome: append.end.map(|end| engine::json::encode(&end.outcome).get().to_owned()),
     };

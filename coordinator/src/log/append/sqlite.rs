@@ -62,7 +62,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
         .bind(append.events.len() as i64)
         .bind(append.call.0.as_slice())
         .bind(columns.phase)
-        .bind(columns.state)
+        .bind(columns.state.stored())
         .bind(columns.pause.map(|_| key.0.to_vec()))
         .bind(columns.pause);
     let update = match &append.open {

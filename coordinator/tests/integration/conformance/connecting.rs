@@ -8,7 +8,7 @@ use tests::services;
 async fn one_node_alone_claims_the_database() {
     let fixture = Fixture::postgres().await;
     fixture.db.lock_single_node().await.unwrap();
-    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), fixture.name()));
+    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), fixture.name()).into());
     let second = Db::connect(&settings).await.unwrap();
     let refused = second.lock_single_node().await.unwrap_err().to_string();
     assert!(refused.contains("another node uses this Postgres database"), "{refused}");
@@ -25,7 +25,7 @@ async fn what_is_wrong_with_a_url_is_told_without_its_password() {
         ("postgres://bae:hunter2@127.0.0.1:notaport/x".to_owned(), "not of the form"),
         (format!("postgres://bae:hunter2@127.0.0.1:{port}/x"), "check BAE_DATABASE_URL"),
     ] {
-        let settings = PostgresSettings::new(url);
+        let settings = PostgresSettings::new(url.into());
         assert!(!format!("{settings:?}").contains("hunter2"));
         let Err(Error::Unusable(text)) = Db::connect(&settings).await else { panic!("connected") };
         assert!(text.contains(told) && !text.contains("hunter2"), "{text}");
@@ -36,7 +36,7 @@ async fn what_is_wrong_with_a_url_is_told_without_its_password() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_of_two_versions_start_side_by_side() {
     let fixture = Fixture::postgres().await;
-    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), fixture.name()));
+    let settings = PostgresSettings::new(format!("{}/{}", services::postgres(), fixture.name()).into());
     let tables = "DROP SCHEMA public CASCADE; CREATE SCHEMA public";
     for statement in tables.split("; ") {
         fixture.raw(statement).await;

@@ -2,6 +2,7 @@
 
 use crate::fixture::{Fixture, ended, going_on, opening, until};
 use coordinator::Error;
+use coordinator::log::RemainingClients;
 use engine::gate::{End, Gate, GateAfter, GateFound, Pause};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
@@ -82,7 +83,7 @@ pub async fn a_pause_is_its_owners_until_it_expires(fixture: &Fixture) {
 pub async fn a_revoked_keys_pause_is_over(fixture: &Fixture) {
     let (session, owner, other, epoch) = paused(fixture, Duration::from_secs(60)).await;
     let alone = fixture.log.expire_pauses_of(owner).await.unwrap();
-    assert_eq!(alone, [(session, false)], "no other client has a key for it");
+    assert_eq!(alone, [(session, RemainingClients::None)], "no other client has a key for it");
     assert!(matches!(fixture.log.row(session).await.unwrap().gate, Gate::Paused(Pause { left: Duration::ZERO, .. })));
     fixture.log.append(opening(session, epoch, other, GateFound::ExpiredPause)).await.unwrap();
 
@@ -92,7 +93,7 @@ pub async fn a_revoked_keys_pause_is_over(fixture: &Fixture) {
     fixture.log.append_free(second, third, Vec::new(), side).await.unwrap();
     let mut left = fixture.log.expire_pauses_of(owner).await.unwrap();
     left.sort();
-    let mut expected = vec![(session, false), (second, true)];
+    let mut expected = vec![(session, RemainingClients::None), (second, RemainingClients::Some)];
     expected.sort();
     assert_eq!(left, expected);
 }
