@@ -54,7 +54,7 @@ pub enum Rejected {
 
 /// The queue.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub(super) struct Queue {
     waiting: VecDeque<Entry>,
     /// The call that was claimed last and has not ended.
     running: Option<Entry>,
@@ -65,7 +65,7 @@ impl Queue {
     ///
     /// # Errors
     /// See [`Rejected`].
-    pub fn push(&mut self, call: Call, limit: usize) -> Result<CallId, Rejected> {
+    pub(super) fn push(&mut self, call: Call, limit: usize) -> Result<CallId, Rejected> {
         if let Some(same) = self.same(&call) {
             return same;
         }
@@ -94,7 +94,7 @@ impl Queue {
     }
 
     /// A waiter is gone. The call is dropped when it was the last one and nobody has claimed it; says whether it was.
-    pub fn leave(&mut self, call: CallId) -> bool {
+    pub(super) fn leave(&mut self, call: CallId) -> bool {
         if let Some(running) = self.running.as_mut().filter(|entry| entry.call.id == call) {
             running.waiters = running.waiters.saturating_sub(1);
             return false;
@@ -110,7 +110,7 @@ impl Queue {
     }
 
     /// Takes the call that goes next. A pause answers every compact until it expires; its owner's messages go first.
-    pub fn claim(&mut self, pause: Option<Pause>) -> Claim {
+    pub(super) fn claim(&mut self, pause: Option<Pause>) -> Claim {
         let place = match pause {
             None => (!self.waiting.is_empty()).then_some(0),
             Some(pause) if pause.expired() => {
@@ -132,7 +132,7 @@ impl Queue {
 
     /// The claimed call recorded nothing, because the gate was not as it seemed: it is the first again, or dropped if nobody
     /// waits for it any more. Says whether it was dropped.
-    pub fn unclaim(&mut self) -> bool {
+    pub(super) fn unclaim(&mut self) -> bool {
         let Some(entry) = self.running.take() else { return false };
         let dropped = entry.waiters == 0;
         if !dropped {
@@ -142,38 +142,38 @@ impl Queue {
     }
 
     /// A call is over; the gate is its own no more, whether it was claimed or waited.
-    pub fn ended(&mut self, call: CallId) {
+    pub(super) fn ended(&mut self, call: CallId) {
         self.running.take_if(|entry| entry.call.id == call);
         self.waiting.retain(|entry| entry.call.id != call);
     }
 
     /// Whoever served the claimed call serves no more.
-    pub fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.running = None;
     }
 
     /// The calls that wait.
-    pub fn waiting(&self) -> impl Iterator<Item = &Call> {
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Call> {
         self.waiting.iter().map(|entry| &entry.call)
     }
 
     /// Drops the waiting calls of a client.
-    pub fn drop_of(&mut self, key: KeyId) -> Vec<CallId> {
+    pub(super) fn drop_of(&mut self, key: KeyId) -> Vec<CallId> {
         self.drop_where(|call| call.key == key)
     }
 
     /// Drops all waiting calls.
-    pub fn drop_all(&mut self) -> Vec<CallId> {
+    pub(super) fn drop_all(&mut self) -> Vec<CallId> {
         self.drop_where(|_| true)
     }
 
     /// Whether nobody waits.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
     /// How many wait.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
 

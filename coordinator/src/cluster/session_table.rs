@@ -35,21 +35,25 @@ pub(crate) struct SessionTable {
 }
 
 impl SessionTable {
-    pub fn new(limit: usize, wanted: mpsc::UnboundedSender<Lease>) -> Self {
+    pub(super) fn new(limit: usize, wanted: mpsc::UnboundedSender<Lease>) -> Self {
         Self { sessions: Mutex::default(), wanted, limit }
     }
 
     /// A poisoned lock is used on: after a panic the table is still usable, at worst some waiting clients time out.
-    pub fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LocalSession>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LocalSession>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn with<T>(&self, session: SessionId, act: impl FnOnce(&mut LocalSession) -> T) -> Option<T> {
+    pub(super) fn with<T>(&self, session: SessionId, act: impl FnOnce(&mut LocalSession) -> T) -> Option<T> {
         self.lock().get_mut(&session).map(act)
     }
 
     /// Gives a call its place here, or joins the one with its idempotency key. Says which call to wait for.
-    pub fn accept(&self, session: SessionId, call: Call) -> Result<(CallId, watch::Receiver<Progress>), Rejected> {
+    pub(super) fn accept(
+        &self,
+        session: SessionId,
+        call: Call,
+    ) -> Result<(CallId, watch::Receiver<Progress>), Rejected> {
         let mut sessions = self.lock();
         let local = sessions.entry(session).or_insert_with(LocalSession::new);
         let accepted = local.queue.push(call, self.limit).map(|id| (id, local.subscribe(id, Progress::Queued)));
@@ -60,12 +64,12 @@ impl SessionTable {
     }
 
     /// Follows a call that has started.
-    pub fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
+    pub(super) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
         self.lock().entry(session).or_insert_with(LocalSession::new).subscribe(call, Progress::Running)
     }
 
     /// A waiter has gone. Says whether its call waits no more for anybody here.
-    pub fn leave(&self, session: SessionId, call: CallId) -> bool {
+    pub(super) fn leave(&self, session: SessionId, call: CallId) -> bool {
         let mut sessions = self.lock();
         let Some(local) = sessions.get_mut(&session) else { return false };
         let dropped = local.queue.leave(call);
@@ -81,7 +85,7 @@ impl SessionTable {
 
     /// Hands a lease to whoever serves. May be called under the lock. Returns false when the node is shutting down and takes no
     /// more sessions: then the lease is marked as not held, because dropping a held one would take the lock again.
-    pub fn want(&self, lease: Lease) -> bool {
+    pub(super) fn want(&self, lease: Lease) -> bool {
         match self.wanted.send(lease) {
             Ok(()) => true,
             Err(mpsc::error::SendError(mut lease)) => {
@@ -92,7 +96,7 @@ impl SessionTable {
     }
 
     /// Drops the waiting calls of a client, in every session, and tells their waiters.
-    pub fn drop_of(&self, key: KeyId, error: &RpcError) -> Vec<(SessionId, CallId)> {
+    pub(super) fn drop_of(&self, key: KeyId, error: &RpcError) -> Vec<(SessionId, CallId)> {
         let mut dropped = Vec::new();
         for (session, local) in self.lock().iter_mut() {
             for call in local.queue.drop_of(key) {
@@ -104,12 +108,12 @@ impl SessionTable {
     }
 
     /// How many calls may wait in a session.
-    pub fn limit(&self) -> usize {
+    pub(super) fn limit(&self) -> usize {
         self.limit
     }
 
     /// The calls that wait here.
-    pub fn waiting_calls(&self) -> Vec<(SessionId, Call)> {
+    pub(super) fn waiting_calls(&self) -> Vec<(SessionId, Call)> {
         let sessions = self.lock();
         let calls =
             sessions.iter().flat_map(|(session, local)| local.queue.waiting().map(|call| (*session, call.clone())));
@@ -117,7 +121,12 @@ impl SessionTable {
     }
 
     /// Waits for `same` in place of a call that was accepted here.
-    pub fn replace(&self, session: SessionId, call: CallId, same: Call) -> Result<watch::Receiver<Progress>, Rejected> {
+    pub(super) fn replace(
+        &self,
+        session: SessionId,
+        call: CallId,
+        same: Call,
+    ) -> Result<watch::Receiver<Progress>, Rejected> {
         let mut sessions = self.lock();
         let local = sessions.entry(session).or_insert_with(LocalSession::new);
         local.queue.ended(call);
@@ -127,13 +136,13 @@ impl SessionTable {
     }
 
     /// Calls that wait, in all sessions.
-    pub fn waiting(&self) -> usize {
+    pub(super) fn waiting(&self) -> usize {
         self.lock().values().map(|local| local.queue.len()).sum()
     }
 }
 
 impl LocalSession {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             queue: Queue::default(),
             calls: HashMap::new(),
@@ -145,11 +154,11 @@ impl LocalSession {
         }
     }
 
-    pub fn subscribe(&mut self, call: CallId, first: Progress) -> watch::Receiver<Progress> {
+    pub(super) fn subscribe(&mut self, call: CallId, first: Progress) -> watch::Receiver<Progress> {
         self.calls.entry(call).or_insert_with(|| watch::Sender::new(first)).subscribe()
     }
 
-    pub fn tell(&mut self, call: CallId, progress: Progress) {
+    pub(super) fn tell(&mut self, call: CallId, progress: Progress) {
         match progress {
             Progress::Queued | Progress::Running => {
                 if let Some(sender) = self.calls.get(&call) {
@@ -165,7 +174,7 @@ impl LocalSession {
     }
 
     /// Answers everybody who waits for or follows a call.
-    pub fn refuse_all(&mut self, error: &RpcError) {
+    pub(super) fn refuse_all(&mut self, error: &RpcError) {
         self.queue.drop_all();
         for (_, sender) in self.calls.drain() {
             sender.send_replace(Progress::Refused(error.clone()));
@@ -173,7 +182,7 @@ impl LocalSession {
     }
 
     /// Answers every call that waits; says which did.
-    pub fn refuse_waiting(&mut self, error: &RpcError) -> Vec<CallId> {
+    pub(super) fn refuse_waiting(&mut self, error: &RpcError) -> Vec<CallId> {
         let calls = self.queue.drop_all();
         for call in &calls {
             self.tell(*call, Progress::Refused(error.clone()));
@@ -182,7 +191,7 @@ impl LocalSession {
     }
 
     /// Whether nothing here needs this entry any more.
-    pub fn forgettable(&self) -> bool {
+    pub(super) fn forgettable(&self) -> bool {
         !self.owned && self.queue.is_empty() && self.calls.is_empty()
     }
 }

@@ -22,12 +22,12 @@ pub(super) struct ExclusiveLock {
 }
 
 impl ExclusiveLock {
-    pub fn new(options: PgConnectOptions, limit: Duration) -> Self {
+    pub(super) fn new(options: PgConnectOptions, limit: Duration) -> Self {
         Self { options, limit, stop: CancellationToken::new(), keeper: Mutex::default() }
     }
 
     /// Takes the lock, and keeps it until it is released.
-    pub async fn take(&self) -> Result<(), Error> {
+    pub(super) async fn take(&self) -> Result<(), Error> {
         let taken = lock(&self.options, self.limit).await.map_err(Error::Unavailable)?;
         let Some(connection) = taken else {
             return Err(Error::Unusable(
@@ -41,7 +41,7 @@ impl ExclusiveLock {
         Ok(())
     }
 
-    pub async fn release(&self) {
+    pub(super) async fn release(&self) {
         self.stop.cancel();
         let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(keeper) = keeper {

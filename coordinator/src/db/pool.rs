@@ -55,13 +55,13 @@ pub(crate) struct Slot {
 }
 
 impl Pool {
-    pub fn new(options: PgConnectOptions, size: u32, acquire: Duration, limit: Duration) -> Arc<Self> {
+    pub(crate) fn new(options: PgConnectOptions, size: u32, acquire: Duration, limit: Duration) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(size as usize));
         Arc::new(Self { options, permits, size, acquire, limit, idle: Mutex::default() })
     }
 
     /// How long an answer is waited for.
-    pub fn limit(&self) -> Duration {
+    pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
@@ -74,7 +74,7 @@ impl Pool {
     ///
     /// # Errors
     /// `Unavailable`: none was free in time, or none could be made.
-    pub async fn lend(self: &Arc<Self>) -> Result<Lent, Error> {
+    pub(crate) async fn lend(self: &Arc<Self>) -> Result<Lent, Error> {
         let lend = async {
             let permit = Arc::clone(&self.permits).acquire_owned().await;
             let permit = permit.map_err(|_| sqlx::Error::PoolClosed)?;
@@ -104,7 +104,7 @@ impl Pool {
     }
 
     /// Closes what is idle and waits a moment for the rest; nothing is lent any more.
-    pub async fn close(&self) {
+    pub(crate) async fn close(&self) {
         let everything = tokio::time::timeout(self.acquire, self.permits.acquire_many(self.size)).await;
         self.permits.close();
         drop(everything);
@@ -117,7 +117,7 @@ impl Pool {
 
 impl Lent {
     /// Gives it back after a statement that committed by itself, unless that broke it.
-    pub fn done<T>(self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+    pub(crate) fn done<T>(self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if result.as_ref().map_or_else(failure::harmless, |_| true) {
             self.slot.give_back(self.connection);
         } else {
@@ -129,12 +129,12 @@ impl Lent {
 
 impl Slot {
     /// The connection broke: those that lie idle have probably met the same fate, and are not tried one by one.
-    pub fn give_up(self) {
+    pub(crate) fn give_up(self) {
         self.pool.idle().clear();
     }
 
     /// Takes the connection back: every answer came, no transaction is open.
-    pub fn give_back(self, connection: PgConnection) {
+    pub(crate) fn give_back(self, connection: PgConnection) {
         if !self.pool.permits.is_closed() {
             self.pool.idle().push(Idle { connection, since: Instant::now() });
         }

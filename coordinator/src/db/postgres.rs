@@ -84,7 +84,7 @@ pub(crate) struct Postgres {
 }
 
 impl Postgres {
-    pub async fn connect(settings: &PostgresSettings) -> Result<Arc<Self>, Error> {
+    pub(crate) async fn connect(settings: &PostgresSettings) -> Result<Arc<Self>, Error> {
         let options = settings.options()?;
         let unusable = |what: &str, error: &dyn fmt::Display| {
             Error::Unusable(format!(
@@ -119,16 +119,16 @@ impl Postgres {
         }))
     }
 
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    pub async fn lock_single_node(&self) -> Result<(), Error> {
+    pub(crate) async fn lock_single_node(&self) -> Result<(), Error> {
         self.exclusive_lock.take().await
     }
 
     /// Runs a write in a task of its own.
-    pub async fn write<T, W, A>(&self, commit_by: CommitBy, work: W, then: A) -> Result<T, Error>
+    pub(crate) async fn write<T, W, A>(&self, commit_by: CommitBy, work: W, then: A) -> Result<T, Error>
     where
         T: Send + 'static,
         W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
@@ -144,17 +144,17 @@ impl Postgres {
     }
 
     /// Connections of this process at most.
-    pub fn max_connections(&self) -> u32 {
+    pub(crate) fn max_connections(&self) -> u32 {
         self.max_connections
     }
 
     /// The longest statement.
-    pub fn statement_timeout(&self) -> Duration {
+    pub(crate) fn statement_timeout(&self) -> Duration {
         self.statement_timeout
     }
 
     /// Runs a write to its end in a task of its own, which [`Postgres::close`] waits for, whether or not the caller still does.
-    pub async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         run: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
@@ -164,7 +164,7 @@ impl Postgres {
         self.tasks.spawn(run).await.unwrap_or(Err(Error::Unknown))
     }
 
-    pub async fn close(&self) {
+    pub(crate) async fn close(&self) {
         self.tasks.close();
         if tokio::time::timeout(CLOSE, self.tasks.wait()).await.is_err() {
             tracing::warn!(running = self.tasks.len(), "writes still run at the end; their outcome is unknown");

@@ -87,7 +87,7 @@ pub(crate) enum Row {
 
 impl Row {
     /// The column with that name.
-    pub fn get<'r, T: Column<'r>>(&'r self, column: &str) -> Result<T, Error> {
+    pub(crate) fn get<'r, T: Column<'r>>(&'r self, column: &str) -> Result<T, Error> {
         Ok(match self {
             Row::Sqlite(row) => row.try_get(column)?,
             Row::Postgres(row) => row.try_get(column)?,
@@ -131,7 +131,7 @@ pub(crate) enum Connection {
 
 impl Connection {
     /// A statement that governs a transaction.
-    pub async fn command(&mut self, sql: &'static str) -> Result<(), sqlx::Error> {
+    pub(crate) async fn command(&mut self, sql: &'static str) -> Result<(), sqlx::Error> {
         match self {
             Connection::Sqlite(connection) => connection.execute(sql).await.map(drop),
             Connection::Postgres { connection, limit, .. } => limited(*limit, connection.execute(sql)).await.map(drop),
@@ -139,7 +139,7 @@ impl Connection {
     }
 
     /// Ends it in an orderly way.
-    pub async fn close(self) -> Result<(), sqlx::Error> {
+    pub(crate) async fn close(self) -> Result<(), sqlx::Error> {
         match self {
             Connection::Sqlite(connection) => connection.close().await,
             Connection::Postgres { connection, limit, .. } => limited(limit, connection.close()).await,
@@ -147,7 +147,7 @@ impl Connection {
     }
 
     /// A statement on this connection.
-    pub fn query(&mut self, sql: &Sql) -> Query<'_> {
+    pub(crate) fn query(&mut self, sql: &Sql) -> Query<'_> {
         match self {
             Connection::Sqlite(connection) => Query::Sqlite(sqlx::query(sql.sqlite), SqliteOn::Writer(connection)),
             Connection::Postgres { connection, commit_by, limit } => Query::Postgres(
@@ -197,7 +197,7 @@ macro_rules! run {
 }
 
 impl<'q> Query<'q> {
-    pub fn bind<T: Argument<'q>>(self, value: T) -> Self {
+    pub(crate) fn bind<T: Argument<'q>>(self, value: T) -> Self {
         match self {
             Query::Sqlite(query, on) => Query::Sqlite(query.bind(value), on),
             Query::Postgres(query, on) => Query::Postgres(query.bind(value), on),
@@ -205,7 +205,7 @@ impl<'q> Query<'q> {
     }
 
     /// The first row, if there is one.
-    pub async fn optional(self) -> Result<Option<Row>, Error> {
+    pub(crate) async fn optional(self) -> Result<Option<Row>, Error> {
         fn row<R>(found: Option<R>, shape: fn(R) -> Row) -> Option<Row> {
             found.map(shape)
         }
@@ -213,7 +213,7 @@ impl<'q> Query<'q> {
     }
 
     /// All rows.
-    pub async fn all(self) -> Result<Vec<Row>, Error> {
+    pub(crate) async fn all(self) -> Result<Vec<Row>, Error> {
         fn rows<R>(found: Vec<R>, shape: fn(R) -> Row) -> Vec<Row> {
             found.into_iter().map(shape).collect()
         }
@@ -221,7 +221,7 @@ impl<'q> Query<'q> {
     }
 
     /// How many rows were written.
-    pub async fn execute(self) -> Result<u64, Error> {
+    pub(crate) async fn execute(self) -> Result<u64, Error> {
         trait Affected {
             fn affected(&self) -> u64;
         }
@@ -242,12 +242,12 @@ impl<'q> Query<'q> {
     }
 
     /// The first row; `NotFound` without one.
-    pub async fn one(self) -> Result<Row, Error> {
+    pub(crate) async fn one(self) -> Result<Row, Error> {
         self.optional().await?.ok_or(Error::NotFound)
     }
 
     /// The first row as a value, if there is one.
-    pub async fn optional_as<T>(self) -> Result<Option<T>, Error>
+    pub(crate) async fn optional_as<T>(self) -> Result<Option<T>, Error>
     where
         T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow>,
     {
@@ -255,7 +255,7 @@ impl<'q> Query<'q> {
     }
 
     /// The first row as a value; `NotFound` without one.
-    pub async fn one_as<T>(self) -> Result<T, Error>
+    pub(crate) async fn one_as<T>(self) -> Result<T, Error>
     where
         T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow>,
     {
@@ -263,7 +263,7 @@ impl<'q> Query<'q> {
     }
 
     /// All rows as values.
-    pub async fn all_as<T>(self) -> Result<Vec<T>, Error>
+    pub(crate) async fn all_as<T>(self) -> Result<Vec<T>, Error>
     where
         T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow>,
     {
@@ -272,7 +272,7 @@ impl<'q> Query<'q> {
 
     /// The rows one by one. SQLite reads no further than asked; Postgres sends all of them, so such a statement bounds its
     /// answer itself.
-    pub async fn rows(self) -> Result<Rows<'q>, Error> {
+    pub(crate) async fn rows(self) -> Result<Rows<'q>, Error> {
         match self {
             Query::Sqlite(query, SqliteOn::Readers(pool)) => Ok(Rows::Sqlite(query.fetch(pool))),
             other => Ok(Rows::All(other.all().await?.into_iter())),
@@ -287,7 +287,7 @@ pub(crate) enum Rows<'q> {
 }
 
 impl Rows<'_> {
-    pub async fn next(&mut self) -> Result<Option<Row>, Error> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Row>, Error> {
         match self {
             Rows::Sqlite(rows) => Ok(rows.try_next().await?.map(Row::Sqlite)),
             Rows::All(rows) => Ok(rows.next()),

@@ -44,7 +44,7 @@ impl Sqlite {
     ///
     /// # Errors
     /// `Unusable` with what to change, when the file cannot be opened or another process uses it.
-    pub async fn open(path: &Path) -> Result<Sqlite, Error> {
+    pub(super) async fn open(path: &Path) -> Result<Sqlite, Error> {
         let unusable = |what: &str, error: &dyn std::fmt::Display| {
             Error::Unusable(format!("cannot {what} the SQLite database {}: {error}", path.display()))
         };
@@ -75,7 +75,7 @@ impl Sqlite {
     }
 
     /// The connections for reading.
-    pub fn readers(&self) -> &SqlitePool {
+    pub(super) fn readers(&self) -> &SqlitePool {
         &self.readers
     }
 
@@ -84,7 +84,7 @@ impl Sqlite {
     ///
     /// # Errors
     /// Whatever `work` returned, or the failure of the commit; `Unknown` if the writer is gone.
-    pub async fn write<T, W, A>(&self, work: W, then: A) -> Result<T, Error>
+    pub(super) async fn write<T, W, A>(&self, work: W, then: A) -> Result<T, Error>
     where
         T: Send + 'static,
         W: for<'c> FnOnce(&'c mut Connection) -> BoxFuture<'c, Result<T, Error>> + Send + 'static,
@@ -97,7 +97,7 @@ impl Sqlite {
     }
 
     /// Waits for the writes that were accepted, folds the write-ahead log into the file and closes it, for all clones.
-    pub async fn close(&self) {
+    pub(super) async fn close(&self) {
         self.readers.close().await;
         let writer = self.writer.lock().map(|mut slot| slot.take()).unwrap_or_default();
         if let Some(writer) = writer

@@ -47,7 +47,7 @@ pub(crate) struct Sent {
 }
 
 impl Committed {
-    pub fn new(session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) -> Self {
+    pub(crate) fn new(session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) -> Self {
         let size: usize = events.iter().map(|event| size(event)).sum();
         let sent: Option<Vec<Sent>> =
             if size <= LARGE { events.iter().map(|event| Sent::new(event)).collect() } else { None };
@@ -64,11 +64,11 @@ impl Committed {
     }
 
     /// Whether more events may come.
-    pub fn status(&self) -> LogStatus {
+    pub(crate) fn status(&self) -> LogStatus {
         if self.over { LogStatus::Ended } else { LogStatus::Open }
     }
 
-    pub fn events(self) -> Vec<Arc<Event>> {
+    pub(crate) fn events(self) -> Vec<Arc<Event>> {
         let (session, call) = (self.session, self.call);
         self.events.into_iter().filter_map(|sent| sent.event(session, call)).map(Arc::new).collect()
     }

@@ -26,13 +26,13 @@ pub(super) struct Outbox(mpsc::Sender<Notification>);
 pub struct Notifications(pub(crate) mpsc::Receiver<Notification>);
 
 impl Outbox {
-    pub fn new() -> (Self, Notifications) {
+    pub(super) fn new() -> (Self, Notifications) {
         let (sender, receiver) = mpsc::channel(CAPACITY);
         (Self(sender), Notifications(receiver))
     }
 
     /// Leaves a notification, unless too many wait or the cluster was left.
-    pub fn send(&self, notification: Notification) {
+    pub(super) fn send(&self, notification: Notification) {
         if let Err(mpsc::error::TrySendError::Full(_)) = self.0.try_send(notification) {
             tracing::debug!("redis is too slow for the notifications; readers look into the database");
         }

@@ -72,7 +72,7 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    pub fn push(&mut self, rendered: Arc<RenderedEvent>) {
+    pub(super) fn push(&mut self, rendered: Arc<RenderedEvent>) {
         let (number, held) = (rendered.event.number, rendered.held());
         if number <= self.forgotten || self.events.insert(number, rendered).is_some() {
             return;
@@ -86,7 +86,7 @@ impl Recent {
     }
 
     /// Notes the size of events that stay in the database, up to that number.
-    pub fn leave_out(&mut self, number: u64, bytes: usize) {
+    pub(super) fn leave_out(&mut self, number: u64, bytes: usize) {
         self.left_out.insert(number, bytes);
         if self.left_out.len() > RECENT_EVENTS {
             self.left_out.pop_first();
@@ -94,7 +94,7 @@ impl Recent {
     }
 
     /// What follows that number, as far as it is here without a hole.
-    pub fn after(&self, seen: u64) -> Option<Vec<Arc<RenderedEvent>>> {
+    pub(super) fn after(&self, seen: u64) -> Option<Vec<Arc<RenderedEvent>>> {
         let next = self.events.range(seen + 1..).zip(seen + 1..);
         let next: Vec<_> =
             next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
@@ -102,7 +102,7 @@ impl Recent {
     }
 
     /// Bytes of what follows that number; without bound where some of it was forgotten.
-    pub fn size_after(&self, number: u64) -> usize {
+    pub(super) fn size_after(&self, number: u64) -> usize {
         if number < self.forgotten {
             return usize::MAX;
         }

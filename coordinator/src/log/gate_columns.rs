@@ -25,7 +25,7 @@ pub(super) struct GateColumns {
 
 impl GateColumns {
     /// What the append with this end writes; an append without an end leaves its call running.
-    pub fn after(end: Option<&End>) -> Self {
+    pub(super) fn after(end: Option<&End>) -> Self {
         let (phase, state, pause) = match end.map(|end| end.gate) {
             None => (RUNNING, State::Open, None),
             Some(GateAfter::Free) => (FREE, State::Open, None),

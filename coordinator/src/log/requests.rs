@@ -35,7 +35,7 @@ pub(super) struct Requests(Mutex<Kept>);
 
 impl Requests {
     /// The newest one of the session that was read here.
-    pub fn newest(&self, session: SessionId) -> Option<Read> {
+    pub(super) fn newest(&self, session: SessionId) -> Option<Read> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.clock += 1;
         let clock = kept.clock;
@@ -45,7 +45,7 @@ impl Requests {
     }
 
     /// Keeps one that was read, unless a newer one is there.
-    pub fn keep(&self, session: SessionId, number: u64, request: &Arc<Request>) {
+    pub(super) fn keep(&self, session: SessionId, number: u64, request: &Arc<Request>) {
         let bytes = request.messages.iter().map(|m| m.content.get().len() + 64).sum::<usize>() + 1024;
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes > BYTES / 4 || kept.sessions.get(&session).is_some_and(|entry| entry.read.0 >= number) {

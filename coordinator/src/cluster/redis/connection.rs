@@ -40,7 +40,7 @@ impl Connection {
     ///
     /// # Errors
     /// What is wrong with the settings, without what may be secret in them.
-    pub fn new(settings: &Settings) -> Result<Self, String> {
+    pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         Ok(Self {
             endpoint: Endpoint::new(settings)?,
             prefix: settings.prefix.clone(),
@@ -51,7 +51,7 @@ impl Connection {
     }
 
     /// Whether the last exchange succeeded.
-    pub fn up(&self) -> bool {
+    pub(super) fn up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
     }
 
@@ -107,7 +107,7 @@ impl Connection {
 
     /// A connection of its own, for reads that block up to `block`. It is taken out of its pool for good: one that comes back
     /// with a read still blocking on it would keep the next user waiting.
-    pub async fn dedicated(&self, block: Duration) -> RedisResult<MultiplexedConnection> {
+    pub(super) async fn dedicated(&self, block: Duration) -> RedisResult<MultiplexedConnection> {
         let server = self.endpoint.server().await?;
         let manager = Manager::new_with_config(server.get_connection_info().clone(), config(block + BLOCKING_SLACK))?;
         let timeouts = Timeouts { wait: Some(TIMEOUT), create: Some(2 * TIMEOUT), recycle: Some(TIMEOUT) };
@@ -122,7 +122,7 @@ impl Connection {
     }
 
     /// Runs an idempotent script; once more when the connection turned out to be broken.
-    pub async fn run<T: FromRedisValue>(&self, mut script: ScriptInvocation<'_>) -> RedisResult<T> {
+    pub(super) async fn run<T: FromRedisValue>(&self, mut script: ScriptInvocation<'_>) -> RedisResult<T> {
         match self.once(&mut script).await {
             Err(error) if broken(&error) && !error.is_timeout() => self.once(&mut script).await,
             result => result,
@@ -130,7 +130,7 @@ impl Connection {
     }
 
     /// What the server does when its memory is full; empty where it does not say.
-    pub async fn policy(&self) -> RedisResult<String> {
+    pub(super) async fn policy(&self) -> RedisResult<String> {
         let (mut connection, _) = self.shared().await?;
         let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut connection).await;
         match self.noted(info).await {

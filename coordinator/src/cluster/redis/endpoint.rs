@@ -20,7 +20,7 @@ pub(super) enum Endpoint {
 impl Endpoint {
     /// # Errors
     /// What is wrong with the settings.
-    pub fn new(settings: &Settings) -> Result<Self, String> {
+    pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         let url = secrecy::ExposeSecret::expose_secret(&settings.url);
         let tls = ["rediss://", "sentinels://"].iter().any(|scheme| url.starts_with(scheme));
         let certificates = match &settings.ca {
@@ -45,7 +45,7 @@ impl Endpoint {
     }
 
     /// The server that takes commands now.
-    pub async fn server(&self) -> RedisResult<Client> {
+    pub(super) async fn server(&self) -> RedisResult<Client> {
         match self {
             Self::Direct(client) => Ok(Client::clone(client)),
             Self::Sentinel(client) => {

@@ -36,11 +36,11 @@ pub(crate) enum Frame {
 }
 
 impl Frame {
-    pub fn encode(&self) -> String {
+    pub(super) fn encode(&self) -> String {
         engine::json::encode(&Envelope { v: VERSION, frame: self }).get().to_owned()
     }
 
-    pub fn decode(text: &str) -> Option<Self> {
+    pub(super) fn decode(text: &str) -> Option<Self> {
         #[derive(Deserialize)]
         struct Version {
             v: u8,

@@ -138,7 +138,7 @@ fn script(body: &str) -> Script {
 }
 
 impl Scripts {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             enqueue: script(
                 r"

@@ -56,7 +56,7 @@ pub(in crate::log) struct GroupCommit {
 
 impl GroupCommit {
     /// For appends to a Postgres database; none for SQLite, whose writer groups its commits by itself.
-    pub fn new(db: &Db) -> Option<Arc<Self>> {
+    pub(crate) fn new(db: &Db) -> Option<Arc<Self>> {
         let postgres = db.postgres()?;
         let statements = (postgres.max_connections() as usize / 2).clamp(1, STATEMENTS);
         let time_limit = postgres.statement_timeout();
@@ -72,7 +72,7 @@ impl GroupCommit {
     ///
     /// # Errors
     /// As [`crate::log::Log::append`].
-    pub async fn append<T, A>(self: &Arc<Self>, entry: Entry, then: A) -> Result<T, Error>
+    pub(crate) async fn append<T, A>(self: &Arc<Self>, entry: Entry, then: A) -> Result<T, Error>
     where
         T: Send + 'static,
         A: FnOnce(Written) -> T + Send + 'static,

@@ -58,7 +58,7 @@ impl Entry {
     }
 
     /// Bytes of payload.
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         (0..self.events.len()).map(|index| self.payload(index).len()).sum()
     }
 }

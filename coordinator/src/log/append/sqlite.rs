@@ -139,7 +139,7 @@ pub(in crate::log) struct Inserted {
 
 impl Inserted {
     /// An event that went there.
-    pub fn committed(&self, number: i64, event: NewEvent) -> Arc<Event> {
+    pub(crate) fn committed(&self, number: i64, event: NewEvent) -> Arc<Event> {
         let (session, call, created_at) = (self.session, self.call, self.now);
         Arc::new(Event { number: number as u64, session, call, created_at, event })
     }
