@@ -264,7 +264,7 @@ async fn keys_expire() {
     assert!(keys.len() > 8, "{keys:?}");
     for key in keys {
         let (name, lives): (&str, i64) = (&key[test.prefix.len()..], raw.ttl(&key).await.expect("ttl"));
-        let bounded = name == "fixture" || name == "nodes";
+        let bounded = name == "world" || name == "nodes";
         assert_eq!(lives > 0 || (lives == 0 && name.starts_with("alive")), !bounded, "{name} lives for {lives}");
         assert!(!name.ends_with(":o") || lives <= LEASE.as_secs() as i64);
     }

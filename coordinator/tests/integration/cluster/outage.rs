@@ -199,9 +199,9 @@ async fn a_failed_over_server_has_a_grace_period_before_any_heartbeat() {
     for node in &test.nodes {
         node.freeze(true);
     }
-    let fixture = format!("{}fixture", test.prefix);
+    let known_run = format!("{}world", test.prefix);
     let (mut raw, last) = (test.raw().await, "0123456789abcdef0123456789abcdef01234567");
-    let _: () = redis::cmd("SET").arg(&fixture).arg(last).query_async(&mut raw).await.expect("set");
+    let _: () = redis::cmd("SET").arg(&known_run).arg(last).query_async(&mut raw).await.expect("set");
     assert!(matches!(lease.claim(None).await, Claim::Wait), "no call is claimed in the grace period");
     for node in &test.nodes {
         node.freeze(false);
