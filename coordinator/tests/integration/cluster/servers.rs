@@ -17,7 +17,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 /// In it, what operators are told to give a node's user, for the prefix `bae:`.
-const README: &str = include_str!("../../../../README.md");
+const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 
 /// A master, a replica, three Sentinels of which two must agree.
 struct Watched {
@@ -265,8 +265,8 @@ async fn what_is_wrong_with_the_settings_is_told_without_a_password() {
 
 /// It is enough, and no command of it is too much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_may_do_what_the_readme_says_and_no_more() {
-    let line = README.lines().find(|line| line.starts_with("user bae ")).expect("the rule in README");
+async fn a_user_may_do_what_the_documents_say_and_no_more() {
+    let line = OPERATIONS.lines().find(|line| line.starts_with("user bae ")).expect("the rule in docs/operations.md");
     let rule = line.replace("PASSWORD", "secret");
     let shy = rule.replace("user bae ", "user shy ").replace("+info ", "");
     let users = format!("user default off\nuser operator on nopass ~* &* +@all\n{rule}\n{shy}\n");
