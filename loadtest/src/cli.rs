@@ -9,13 +9,13 @@ use clap::{Args, Parser, Subcommand};
 /// Load generator for any server of the session API.
 #[derive(Parser)]
 #[command(version, about)]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Turns in a closed loop: every session sends its next message when the last one is answered.
     Turns(Turns),
     /// Latency of an authenticated `GET events?limit=1`.
@@ -26,7 +26,7 @@ pub enum Command {
 
 /// What is measured, and how to reach it.
 #[derive(Args)]
-pub struct Target {
+pub(crate) struct Target {
     /// Address of the server under test (its client port). Several, with commas between, are nodes of one cluster: requests go
     /// to each in turn.
     #[arg(long, env = "BAE_URL", default_value = "http://127.0.0.1:8080", value_delimiter = ',')]
@@ -52,14 +52,14 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 }
 
 /// The built-in provider, which the server under test has to be configured to call.
 #[derive(Args)]
-pub struct Model {
+pub(crate) struct Model {
     /// Where the built-in provider (Anthropic's wire format) listens.
     #[arg(long, default_value = "127.0.0.1:9099")]
     pub provider_addr: SocketAddr,
@@ -78,7 +78,7 @@ pub struct Model {
 }
 
 #[derive(Args)]
-pub struct Turns {
+pub(crate) struct Turns {
     #[command(flatten)]
     pub target: Target,
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub struct Turns {
 }
 
 #[derive(Args)]
-pub struct Events {
+pub(crate) struct Events {
     #[command(flatten)]
     pub target: Target,
     #[command(flatten)]
@@ -112,7 +112,7 @@ pub struct Events {
 }
 
 #[derive(Args)]
-pub struct Echo {
+pub(crate) struct Echo {
     /// Callers at the same time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub sessions: u32,

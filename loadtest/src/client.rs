@@ -20,7 +20,7 @@ use crate::provider::TOOL;
 
 /// Why a call did not count. The text is the row under which it is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// No connection, or it broke.
     Connection(String),
     /// No answer within the limit.
@@ -69,7 +69,7 @@ impl From<reqwest::Error> for Failure {
 
 /// A server of the API, or several nodes of one cluster, and the client key to use there.
 #[derive(Clone)]
-pub struct Api {
+pub(crate) struct Api {
     http: reqwest::Client,
     bases: Vec<String>,
     /// Which comes next.
@@ -78,7 +78,7 @@ pub struct Api {
 }
 
 /// An open session with this client registered as a driver.
-pub struct Session {
+pub(crate) struct Session {
     api: Api,
     pub id: String,
     key: String,
@@ -86,7 +86,7 @@ pub struct Session {
 
 /// One timed call.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Timing {
+pub(crate) struct Timing {
     pub whole: Duration,
     /// Until the first byte of the stream.
     pub first: Duration,
@@ -96,7 +96,7 @@ pub struct Timing {
 
 impl Api {
     /// Requests go to each of `urls` in turn.
-    pub fn new(urls: &[String], key: &str, timeout: Duration) -> anyhow::Result<Api> {
+    pub(crate) fn new(urls: &[String], key: &str, timeout: Duration) -> anyhow::Result<Api> {
         let bases: Vec<_> = urls.iter().map(|url| format!("{}/api/v1/sessions", url.trim_end_matches('/'))).collect();
         anyhow::ensure!(!bases.is_empty(), "the address of a server is needed: --url");
         Ok(Api { http: http_client(timeout)?, bases, turn: Arc::default(), key: key.to_owned() })
@@ -107,7 +107,7 @@ impl Api {
     }
 
     /// Opens a session and registers as its driver.
-    pub async fn open(&self, rounds: u32) -> Result<Session, Failure> {
+    pub(crate) async fn open(&self, rounds: u32) -> Result<Session, Failure> {
         let tools = if rounds > 0 {
             json!([{
                 "name": TOOL,
@@ -128,7 +128,7 @@ impl Api {
 
 impl Session {
     /// One whole turn: the message, and the client tool's result in every round the provider asks for it.
-    pub async fn turn(&self, marker: Marker, message_bytes: usize) -> Result<Timing, Failure> {
+    pub(crate) async fn turn(&self, marker: Marker, message_bytes: usize) -> Result<Timing, Failure> {
         let mut content = Value::String(marker.message(message_bytes));
         let mut total = Timing::default();
         loop {
@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// One timed `GET events?limit=1`.
-    pub async fn first_event(&self) -> Result<Duration, Failure> {
+    pub(crate) async fn first_event(&self) -> Result<Duration, Failure> {
         let url = format!("{}/{}/events?limit=1", self.api.base(), self.id);
         let begin = Instant::now();
         let response = self.api.http.get(url).bearer_auth(&self.key).send().await?;
@@ -163,7 +163,7 @@ impl Session {
         }
     }
 
-    pub async fn close(&self) -> Result<(), Failure> {
+    pub(crate) async fn close(&self) -> Result<(), Failure> {
         let url = format!("{}/{}", self.api.base(), self.id);
         accepted(self.api.http.delete(url).bearer_auth(&self.key).send().await?).await?;
         Ok(())
@@ -199,7 +199,7 @@ impl Session {
 }
 
 /// A client whose sockets send at once and that keeps one connection per caller.
-pub fn http_client(timeout: Duration) -> anyhow::Result<reqwest::Client> {
+pub(crate) fn http_client(timeout: Duration) -> anyhow::Result<reqwest::Client> {
     reqwest::Client::builder()
         .tcp_nodelay(true)
         .no_proxy()

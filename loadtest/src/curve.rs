@@ -14,7 +14,7 @@ const SAMPLES: u32 = 200;
 
 /// Turns `first..=last` of every session.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     pub first_turn: u32,
     pub last_turn: u32,
     pub own_mean_ms: f64,
@@ -30,7 +30,7 @@ pub struct Row {
 }
 
 /// The ranges that are shown for sessions of `turns` turns.
-pub fn ranges(turns: u32) -> Vec<(u32, u32)> {
+pub(crate) fn ranges(turns: u32) -> Vec<(u32, u32)> {
     let mut ranges = vec![(1, turns.min(10))];
     if turns >= 15 {
         ranges.push((6, 15));
@@ -44,7 +44,7 @@ pub fn ranges(turns: u32) -> Vec<(u32, u32)> {
     ranges
 }
 
-pub async fn rows(turns: &[Turn], echo: &Echo, length: u32, message_bytes: usize) -> anyhow::Result<Vec<Row>> {
+pub(crate) async fn rows(turns: &[Turn], echo: &Echo, length: u32, message_bytes: usize) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (first_turn, last_turn) in ranges(length) {
         let within: Vec<&Turn> = turns.iter().filter(|turn| (first_turn..=last_turn).contains(&turn.number)).collect();

@@ -11,7 +11,7 @@ const WRITES: usize = 200;
 const BLOCK: [u8; 4096] = [b'x'; 4096];
 
 /// Appends blocks to a file in `directory`, each forced to the disk, and removes the file.
-pub fn durable_writes(directory: &Path) -> anyhow::Result<Latency> {
+pub(crate) fn durable_writes(directory: &Path) -> anyhow::Result<Latency> {
     let path = directory.join("durable-writes");
     let mut file = OpenOptions::new().create(true).truncate(true).write(true).open(&path)?;
     let mut latency = Latency::new();

@@ -23,7 +23,7 @@ const BODY_LIMIT: usize = 1 << 30;
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The running server; stops when dropped.
-pub struct Echo {
+pub(crate) struct Echo {
     url: String,
     http: reqwest::Client,
     _stop: DropGuard,
@@ -31,7 +31,7 @@ pub struct Echo {
 
 /// What one call carries.
 #[derive(Clone, Copy, Debug)]
-pub struct Exchange {
+pub(crate) struct Exchange {
     pub request_bytes: usize,
     pub answer_bytes: usize,
 }
@@ -42,7 +42,7 @@ struct Asked {
 }
 
 impl Echo {
-    pub async fn start() -> anyhow::Result<Echo> {
+    pub(crate) async fn start() -> anyhow::Result<Echo> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("the echo server cannot listen")?;
         let url = format!("http://{}/", listener.local_addr()?);
         let listener = listener.tap_io(|socket| {
@@ -61,7 +61,7 @@ impl Echo {
     }
 
     /// `callers` at the same time, each with `calls` exchanges one after the other.
-    pub async fn measure(&self, callers: u32, calls: u32, exchange: Exchange) -> anyhow::Result<Latency> {
+    pub(crate) async fn measure(&self, callers: u32, calls: u32, exchange: Exchange) -> anyhow::Result<Latency> {
         let mut running = JoinSet::new();
         for _ in 0..callers {
             let http = self.http.clone();

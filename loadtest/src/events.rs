@@ -12,7 +12,7 @@ use crate::run::{Failures, Harness, add, progress};
 use crate::stats::Latency;
 use crate::turns::ratio;
 
-pub async fn measure(options: &Events) -> anyhow::Result<Report> {
+pub(crate) async fn measure(options: &Events) -> anyhow::Result<Report> {
     let Events { target, model, sessions, turns, calls } = options;
     let harness = Harness::set_up(target, model).await?;
     let open: Vec<_> = harness.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();

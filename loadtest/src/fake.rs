@@ -11,7 +11,7 @@ use axum::routing::{delete, get, post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-pub const KEY: &str = "bae_test";
+pub(crate) const KEY: &str = "bae_test";
 
 #[derive(Clone)]
 struct Fake {
@@ -22,7 +22,7 @@ struct Fake {
 }
 
 /// Serves until the test ends; the turn with this number (from 1) gets an error frame.
-pub async fn start(provider: String, refused_turn: Option<usize>) -> String {
+pub(crate) async fn start(provider: String, refused_turn: Option<usize>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let app = Router::new()

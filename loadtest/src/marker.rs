@@ -11,11 +11,11 @@ const DIGITS: usize = 16;
 const ROUNDS: usize = 2;
 
 /// The size of a marker in a message.
-pub const SIZE: usize = OPENING.len() + DIGITS + 1 + ROUNDS + 1;
+pub(crate) const SIZE: usize = OPENING.len() + DIGITS + 1 + ROUNDS + 1;
 
 /// One turn, unique among the runs against a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Marker {
+pub(crate) struct Marker {
     pub turn: u64,
     /// Rounds of tools that the provider shall ask for before it answers.
     pub rounds: u8,
@@ -23,14 +23,14 @@ pub struct Marker {
 
 impl Marker {
     /// A message of `bytes` that carries the marker at its front; never shorter than the marker.
-    pub fn message(self, bytes: usize) -> String {
+    pub(crate) fn message(self, bytes: usize) -> String {
         let mut text = format!("[turn {:016x}/{:02x}]", self.turn, self.rounds);
         filler(&mut text, bytes);
         text
     }
 
     /// The last marker in a request body.
-    pub fn last_in(body: &[u8]) -> Option<Marker> {
+    pub(crate) fn last_in(body: &[u8]) -> Option<Marker> {
         let mut end = body.len();
         while end >= SIZE {
             let start = body[..end].windows(OPENING.len()).rposition(|window| window == OPENING)?;
@@ -50,7 +50,7 @@ impl Marker {
 }
 
 /// Lengthens `text` to `bytes` with words, so that it compresses and tokenises like text.
-pub fn filler(text: &mut String, bytes: usize) {
+pub(crate) fn filler(text: &mut String, bytes: usize) {
     const WORDS: &str = " the quick brown fox jumps over the lazy dog and";
     while text.len() < bytes {
         let missing = bytes - text.len();
@@ -59,7 +59,7 @@ pub fn filler(text: &mut String, bytes: usize) {
 }
 
 /// Random numbers for names that must not repeat between runs.
-pub fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

@@ -24,13 +24,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::marker::{Marker, filler};
 
 /// The client tool of turns with rounds.
-pub const TOOL: &str = "loadtest_echo";
+pub(crate) const TOOL: &str = "loadtest_echo";
 
 const BODY_LIMIT: usize = 256 << 20;
 
 /// What the provider spent on one turn.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Spent {
+pub(crate) struct Spent {
     pub time: Duration,
     pub requests: u32,
     /// Bytes of the turn's last request.
@@ -38,7 +38,7 @@ pub struct Spent {
 }
 
 /// The running provider; stops when dropped.
-pub struct Provider {
+pub(crate) struct Provider {
     ledger: Arc<Ledger>,
     address: SocketAddr,
     _stop: DropGuard,
@@ -51,7 +51,7 @@ struct Ledger {
 }
 
 impl Provider {
-    pub async fn start(address: SocketAddr, latency: Duration, answer_bytes: usize) -> anyhow::Result<Provider> {
+    pub(crate) async fn start(address: SocketAddr, latency: Duration, answer_bytes: usize) -> anyhow::Result<Provider> {
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("the built-in provider cannot listen on {address}; choose another --provider-addr")
         })?;
@@ -77,12 +77,12 @@ impl Provider {
         Ok(Provider { ledger, address, _stop: stop.drop_guard() })
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Takes what was spent on a turn; `None` when no request of it arrived.
-    pub fn take(&self, marker: Marker) -> Option<Spent> {
+    pub(crate) fn take(&self, marker: Marker) -> Option<Spent> {
         self.ledger.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(&marker.turn)
     }
 }

@@ -12,7 +12,7 @@ use crate::run::Failures;
 use crate::stats::{Summary, round};
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub command: &'static str,
     pub settings: Settings,
     /// Name and distribution, in the order of the table.
@@ -25,7 +25,7 @@ pub struct Report {
 }
 
 #[derive(Default, Serialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub sessions: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turns: Option<u32>,
@@ -41,28 +41,28 @@ pub struct Settings {
 }
 
 #[derive(Serialize)]
-pub struct Latencies {
+pub(crate) struct Latencies {
     pub name: &'static str,
     #[serde(flatten)]
     pub summary: Summary,
 }
 
 #[derive(Serialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     pub name: &'static str,
     pub value: f64,
     pub unit: &'static str,
 }
 
 impl Figure {
-    pub fn new(name: &'static str, value: f64, unit: &'static str) -> Figure {
+    pub(crate) fn new(name: &'static str, value: f64, unit: &'static str) -> Figure {
         Figure { name, value: round(value), unit }
     }
 }
 
 impl Report {
     /// Writes the JSON where it was asked for, and the tables unless the JSON took standard output.
-    pub fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
+    pub(crate) fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
         let rendered = || serde_json::to_string_pretty(self).context("the report cannot be written as JSON");
         match json {
             Some(path) if path == Path::new("-") => println!("{}", rendered()?),
@@ -76,7 +76,7 @@ impl Report {
     }
 
     /// Whether every call was answered as it should be.
-    pub fn clean(&self) -> bool {
+    pub(crate) fn clean(&self) -> bool {
         self.failures.is_empty()
     }
 

@@ -21,7 +21,7 @@ use crate::server::{Server, Stopped};
 const OPENING_AT_ONCE: usize = 32;
 
 /// What is set up for a run.
-pub struct Harness {
+pub(crate) struct Harness {
     pub provider: Arc<Provider>,
     pub server: Option<Server>,
     pub api: Api,
@@ -29,7 +29,7 @@ pub struct Harness {
 
 /// One turn that was answered.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// Its place in its session, from 1.
     pub number: u32,
     pub whole: Duration,
@@ -43,18 +43,18 @@ pub struct Turn {
 }
 
 /// Calls that did not count, by reason.
-pub type Failures = BTreeMap<String, u64>;
+pub(crate) type Failures = BTreeMap<String, u64>;
 
 /// What a load phase brought.
 #[derive(Default)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub turns: Vec<Turn>,
     pub failures: Failures,
     pub elapsed: Duration,
 }
 
 impl Harness {
-    pub async fn set_up(target: &Target, model: &Model) -> anyhow::Result<Harness> {
+    pub(crate) async fn set_up(target: &Target, model: &Model) -> anyhow::Result<Harness> {
         let latency = Duration::from_millis(model.provider_ms);
         let provider = Arc::new(Provider::start(model.provider_addr, latency, model.answer_bytes).await?);
         let server = match &target.serve {
@@ -71,7 +71,7 @@ impl Harness {
     }
 
     /// Opens `count` sessions; the first refusal ends the run, since nothing can be measured then.
-    pub async fn open(&self, count: u32, rounds: u32) -> anyhow::Result<Vec<Session>> {
+    pub(crate) async fn open(&self, count: u32, rounds: u32) -> anyhow::Result<Vec<Session>> {
         let mut sessions = Vec::new();
         let mut opening = JoinSet::new();
         for _ in 0..count {
@@ -88,7 +88,7 @@ impl Harness {
     }
 
     /// Every session sends `turns` messages, each when the one before is answered.
-    pub async fn turns(&self, sessions: &[Arc<Session>], turns: u32, model: &Model) -> anyhow::Result<Outcome> {
+    pub(crate) async fn turns(&self, sessions: &[Arc<Session>], turns: u32, model: &Model) -> anyhow::Result<Outcome> {
         let progress = progress(sessions.len() as u64 * u64::from(turns));
         let run = random();
         let begin = Instant::now();
@@ -122,7 +122,7 @@ impl Harness {
     }
 
     /// Closes the sessions (unless they shall stay) and stops a server that this run started.
-    pub async fn tear_down(
+    pub(crate) async fn tear_down(
         self,
         sessions: Vec<Arc<Session>>,
         target: &Target,
@@ -173,14 +173,14 @@ fn opened(ended: Option<Result<Result<Session, Failure>, tokio::task::JoinError>
     session.map_err(|failure| anyhow::anyhow!("a session could not be opened: {failure}"))
 }
 
-pub fn add(all: &mut Failures, more: Failures) {
+pub(crate) fn add(all: &mut Failures, more: Failures) {
     for (reason, count) in more {
         *all.entry(reason).or_default() += count;
     }
 }
 
 /// A bar on standard error; invisible when that is no terminal.
-pub fn progress(length: u64) -> ProgressBar {
+pub(crate) fn progress(length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {per_sec} {eta}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style)

@@ -25,7 +25,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(45);
 const DATABASE: &str = "loadtest.db";
 
 /// The running server.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     directory: PathBuf,
     temporary: bool,
@@ -44,7 +44,7 @@ struct CreatedKey {
 }
 
 impl Server {
-    pub async fn start(program: &Path, data: Option<&Path>, provider_url: &str) -> anyhow::Result<Server> {
+    pub(crate) async fn start(program: &Path, data: Option<&Path>, provider_url: &str) -> anyhow::Result<Server> {
         let (directory, temporary) = match data {
             Some(directory) => (directory.to_owned(), false),
             None => (std::env::temp_dir().join(format!("loadtest-{:016x}", random())), true),
@@ -110,7 +110,7 @@ impl Server {
     }
 
     /// Stops the server and measures its database: the file itself, and what stands beside it (a write-ahead log).
-    pub async fn stop(mut self) -> anyhow::Result<Stopped> {
+    pub(crate) async fn stop(mut self) -> anyhow::Result<Stopped> {
         let pid = self.child.id().context("the server ended before it was told to")?;
         let signalled = Command::new("kill").arg("-TERM").arg(pid.to_string()).status().await;
         ensure!(signalled.context("cannot run kill")?.success(), "cannot signal the server");
@@ -126,7 +126,7 @@ impl Server {
         Ok(Stopped { database_bytes, clean: status.success() })
     }
 
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -148,7 +148,7 @@ impl Drop for Server {
 
 /// How a run's server ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopped {
+pub(crate) struct Stopped {
     pub database_bytes: u64,
     /// Whether it ended with status 0.
     pub clean: bool,

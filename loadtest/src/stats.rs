@@ -7,13 +7,13 @@ use serde::Serialize;
 
 /// A growing distribution.
 #[derive(Clone, Debug)]
-pub struct Latency {
+pub(crate) struct Latency {
     nanos: Histogram<u64>,
 }
 
 /// What is reported of a distribution, in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub count: u64,
     pub p50_ms: f64,
     pub p90_ms: f64,
@@ -23,27 +23,27 @@ pub struct Summary {
 }
 
 impl Latency {
-    pub fn new() -> Latency {
+    pub(crate) fn new() -> Latency {
         let mut nanos = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .unwrap_or_else(|error| unreachable!("the bounds are constants: {error}"));
         nanos.auto(true);
         Latency { nanos }
     }
 
-    pub fn record(&mut self, time: Duration) {
+    pub(crate) fn record(&mut self, time: Duration) {
         self.nanos.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    pub fn merge(&mut self, other: &Latency) {
+    pub(crate) fn merge(&mut self, other: &Latency) {
         // Both have the same bounds, so nothing can fall outside.
         let _ = self.nanos.add(&other.nanos);
     }
 
-    pub fn p50_ms(&self) -> f64 {
+    pub(crate) fn p50_ms(&self) -> f64 {
         self.at(0.50)
     }
 
-    pub fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         Summary {
             count: self.nanos.len(),
             p50_ms: self.at(0.50),
@@ -74,7 +74,7 @@ fn milliseconds(nanos: u64) -> f64 {
 }
 
 /// Rounds to whole microseconds of a millisecond.
-pub fn round(value: f64) -> f64 {
+pub(crate) fn round(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 

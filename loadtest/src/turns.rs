@@ -15,7 +15,7 @@ const ECHO_CALLS: u32 = 2000;
 /// From this length on the curve is always shown.
 const LONG_SESSION: u32 = 100;
 
-pub async fn measure(options: &Turns) -> anyhow::Result<Report> {
+pub(crate) async fn measure(options: &Turns) -> anyhow::Result<Report> {
     let Turns { target, model, sessions, turns, curve } = options;
     let harness = Harness::set_up(target, model).await?;
     let open: Vec<_> = harness.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
@@ -81,6 +81,6 @@ pub async fn measure(options: &Turns) -> anyhow::Result<Report> {
     })
 }
 
-pub fn ratio(value: f64, base: f64) -> f64 {
+pub(crate) fn ratio(value: f64, base: f64) -> f64 {
     if base > 0.0 { value / base } else { 0.0 }
 }
