@@ -7,6 +7,7 @@ mod admin;
 mod dev;
 mod serve;
 mod signals;
+mod terminal;
 #[cfg(test)]
 mod tests;
 
@@ -14,8 +15,8 @@ use crate::config::Usage;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
+use terminal::{Failure, print};
 
 /// Durable, multi-client sessions with language models.
 #[derive(Parser)]
@@ -37,29 +38,6 @@ enum Command {
     Chat(crate::chat::Args),
     /// Manage a server over its admin port.
     Admin(admin::Args),
-}
-
-/// Why the program ends without success.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    /// Flags, variables or the configuration file are wrong: exit code 2.
-    #[error(transparent)]
-    Usage(#[from] Usage),
-    /// Something failed: exit code 1.
-    #[error("{0}")]
-    Runtime(String),
-}
-
-impl From<coordinator::Error> for Failure {
-    fn from(error: coordinator::Error) -> Self {
-        Failure::Runtime(format!("{:#}", anyhow::Error::new(error)))
-    }
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        Failure::Runtime(format!("{error:#}"))
-    }
 }
 
 /// Runs the program with these arguments, of which the first is the program's name.
@@ -125,10 +103,4 @@ fn usage_line(error: &clap::Error) -> String {
     let what = what.split("\n\nFor more information").next().unwrap_or_default();
     let line = what.trim_start_matches("error:").split_whitespace().collect::<Vec<_>>().join(" ");
     format!("{line}; --help shows what can be given")
-}
-
-/// Writes to standard output. It is no failure if the reader has closed the pipe, like `| head`.
-fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -4,7 +4,7 @@
 mod client;
 mod output;
 
-use super::{Failure, print};
+use super::terminal::{Failure, print};
 use crate::config::Usage;
 use client::{Client, Connection};
 use engine::ids::{KeyId, ProfileId, SessionId};

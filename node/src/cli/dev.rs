@@ -9,7 +9,8 @@ mod nodes;
 mod services;
 
 use super::serve::{allow_open_files, bind, given};
-use super::{Failure, print, signals};
+use super::signals;
+use super::terminal::{Failure, print};
 use crate::admin::key;
 use crate::config::{Config, Environment, Flags, ProcessEnvironment, Provider, Usage, default_base_url};
 use crate::lifecycle;

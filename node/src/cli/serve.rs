@@ -1,6 +1,7 @@
 //! `baesrv serve` and `baesrv migrate`: load the configuration, open the database and, for `serve`, run the node.
 
-use super::{Failure, signals};
+use super::signals;
+use super::terminal::Failure;
 use crate::admin::key;
 use crate::config::{Config, Database, Flags, ProcessEnvironment, Usage};
 use crate::lifecycle::{self, Ports};

@@ -1,6 +1,6 @@
 //! The stop signals SIGINT and SIGTERM.
 
-use super::Failure;
+use super::terminal::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 

@@ -52,6 +52,16 @@ pub(super) fn parse(text: &str) -> Result<File, Usage> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.bytes().filter(|b| *b == b'\n').count() + 1;
-        Usage::new(format!("configuration file, line {line}: {}", error.message()))
+        Usage::new(format!("configuration file, line {line}: {}", without_value(error.message())))
     })
+}
+
+/// A parser's message without the value that it refuses: ``integer `3`, expected a string`` becomes `integer, expected a string`.
+fn without_value(message: &str) -> String {
+    let kinds = ["invalid type: ", "invalid value: "];
+    let refused = kinds.iter().find_map(|kind| Some((kind, message.strip_prefix(kind)?)));
+    let Some((kind, rest)) = refused else { return message.to_owned() };
+    let (value, expected) = rest.rsplit_once(", expected ").unwrap_or((rest, "something else"));
+    let name = value.split(['`', '"']).next().unwrap_or_default().trim_end();
+    format!("{kind}{name}, expected {expected}")
 }

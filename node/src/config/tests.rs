@@ -344,7 +344,13 @@ fn wrong_files() {
     let text = refused(&[], "a = \n");
     assert!(text.starts_with("configuration file, line 1: "), "{text}");
     let text = refused(&[], "[[mcp.servers]]\nname = 3");
-    assert!(text.starts_with("configuration file, line 2: invalid type: integer `3`, expected a string"), "{text}");
+    assert!(text.starts_with("configuration file, line 2: invalid type: integer, expected a string"), "{text}");
+    // A secret that was written without quotes.
+    for secret in ["4711", "4711.5", "0x1267", "[\"4711\"]"] {
+        let text = refused(&[], &format!("[[providers.entries]]\nname = \"a\"\nauth_token = {secret}"));
+        assert!(text.contains("invalid type: ") && text.contains(", expected "), "{text}");
+        assert!(!text.contains("4711"), "{text}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The HTTP client of the admin API: finds the key, reads lists page by page, and turns errors into advice.
 
-use super::super::Failure;
 use crate::admin::key::read_secret;
+use crate::cli::terminal::Failure;
 use crate::config::{Environment, Usage};
 use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
@@ -68,6 +68,8 @@ impl Connection {
 pub(super) struct Client {
     http: reqwest::Client,
     url: String,
+    /// The URL as messages show it.
+    shown: String,
     key: Option<HeaderValue>,
 }
 
@@ -91,7 +93,7 @@ impl Client {
         let url = connection.url.clone().or_else(set).unwrap_or_else(|| URL.to_owned());
         let parsed = reqwest::Url::parse(&url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let Some(parsed) = parsed else {
-            return Err(Usage::new(format!("--url must be like {URL}, not \"{url}\"")).into());
+            return Err(Usage::new(format!("--url must be like {URL}, not \"{}\"", without_login(&url))).into());
         };
         let key = connection.key(environment)?;
         let header = |key: SecretString| {
@@ -108,7 +110,8 @@ impl Client {
         let http = http.redirect(reqwest::redirect::Policy::none()).build();
         let http = http.map_err(|error| Failure::Runtime(format!("cannot set up HTTP: {error}")))?;
         let url = url.trim_end_matches('/').to_owned();
-        Ok(Self { http, url, key: key.map(header).transpose()? })
+        let shown = without_login(&url);
+        Ok(Self { http, url, shown, key: key.map(header).transpose()? })
     }
 
     pub(crate) async fn get(&self, path: &str) -> Result<Box<RawValue>, Failure> {
@@ -154,19 +157,19 @@ impl Client {
         let what = if error.is_timeout() { "does not answer" } else { "cannot be reached" };
         Failure::Runtime(format!(
             "{} {what}; start the server with `baesrv dev` or `baesrv serve`, or name another with --url",
-            self.url
+            self.shown
         ))
     }
 
     fn no_admin_port(&self, _: &serde_json::Error) -> Failure {
-        Failure::Runtime(format!("{} does not answer like an admin port; name another with --url", self.url))
+        Failure::Runtime(format!("{} does not answer like an admin port; name another with --url", self.shown))
     }
 
     fn refused(&self, status: u16, text: &str) -> Failure {
         let Ok(problem) = serde_json::from_str::<Problem>(text) else {
             return Failure::Runtime(format!(
                 "{} answered {status} and is no admin port; name another with --url",
-                self.url
+                self.shown
             ));
         };
         let advice = match (problem.r#type.as_str(), &self.key) {
@@ -189,4 +192,36 @@ impl Client {
 /// A text from the server without line breaks and control characters.
 fn output_line(text: &str) -> String {
     super::output::without_controls(text)
+}
+
+/// A URL for messages: a user and password in it are left out, also where it cannot be parsed.
+fn without_login(url: &str) -> String {
+    let Some((before, host)) = url.rsplit_once('@') else { return url.to_owned() };
+    match before.split_once("://") {
+        Some((scheme, _)) => format!("{scheme}://{host}"),
+        None => host.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn client(url: &str) -> Result<Client, Failure> {
+        let connection = Connection { url: Some(url.to_owned()), admin_key: Some("k".into()), admin_key_file: None };
+        Client::new(connection, &BTreeMap::<String, String>::new())
+    }
+
+    #[tokio::test]
+    async fn messages_show_no_password_of_the_url() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let failure = client(&format!("http://u:hu@sh@127.0.0.1:{port}/")).unwrap().get("nodes").await.unwrap_err();
+        let text = failure.to_string();
+        assert!(text.starts_with(&format!("http://127.0.0.1:{port} cannot be reached; ")), "{text}");
+        for url in ["ftp://u:hush@h", "u:hush@h", "http://u:hush@"] {
+            let text = client(url).err().expect("refused").to_string();
+            assert!(text.starts_with("--url must be like") && !text.contains("hush"), "{text}");
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! The profile and the client key of `baesrv dev`. The first start creates them; later starts use them again.
 
-use super::super::Failure;
 use super::OWN_PROVIDERS;
 use crate::admin::key::{read_secret, write_secret};
+use crate::cli::terminal::Failure;
 use crate::secret::{Kind, digest, visible_prefix};
 use coordinator::accounts::{Accounts, Profile, ProfileFields};
 use engine::ids::ProfileId;

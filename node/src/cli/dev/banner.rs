@@ -1,7 +1,7 @@
 //! The text that `baesrv dev` prints when it is ready: addresses, keys, and commands to paste.
 
-use super::super::Failure;
 use super::{ADDR, DATA};
+use crate::cli::terminal::Failure;
 use crate::config::AdminKey;
 use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};

@@ -3,9 +3,9 @@
 //! Each node is a `baesrv serve` process of its own. A TCP proxy on the usual ports gives each connection to the next node,
 //! and skips nodes that do not accept connections.
 
-use super::super::Failure;
 use super::services::{Services, free_port, listening, spawn};
 use crate::admin::key::write_secret;
+use crate::cli::terminal::{Failure, print};
 use crate::config::{AdminKey, Config, Provider};
 use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};
@@ -69,7 +69,7 @@ impl Cluster<'_> {
                 node.log.display()
             );
         }
-        super::super::print(&text);
+        print(&text);
         let ended = CancellationToken::new();
         let proxies = [
             tokio::spawn(proxy(ports.client, nodes.iter().map(|node| node.client).collect(), ended.clone())),
@@ -148,7 +148,7 @@ async fn watch(mut node: Node, stop: CancellationToken, timeout: Duration) {
     tokio::select! {
         ended = node.process.wait() => {
             let how = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
-            super::super::print(&format!("{} has ended ({how}): the others take its sessions over\n", node.name));
+            print(&format!("{} has ended ({how}): the others take its sessions over\n", node.name));
         }
         () = stop.cancelled() => {
             if let Some(pid) = node.process.id() {

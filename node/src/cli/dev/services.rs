@@ -1,6 +1,6 @@
 //! Redis and Postgres for `baesrv dev --nodes`: those that the environment names, or installed ones started in the folder.
 
-use super::super::Failure;
+use crate::cli::terminal::Failure;
 use crate::config::{Environment, Usage};
 use secrecy::SecretString;
 use std::os::unix::fs::MetadataExt;
