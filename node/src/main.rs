@@ -1,5 +1,7 @@
 //! The program `baesrv`.
 
+#![warn(unreachable_pub)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

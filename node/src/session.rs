@@ -7,6 +7,7 @@
 
 pub(crate) mod close;
 mod drive;
+mod owned;
 mod owner;
 pub(crate) mod refusal;
 pub(crate) mod revocation;

@@ -76,6 +76,14 @@ impl RpcError {
         Self::new(INVALID_PARAMS, format!("Invalid params: {detail}"))
     }
 
+    /// `-32602`: an idempotency key was used again with other params.
+    pub fn idempotency_key_reused() -> Self {
+        Self::new(
+            INVALID_PARAMS,
+            "Invalid params: idempotency_key was used before with other params; use a new key for a new message",
+        )
+    }
+
     /// `-32001`: the caller must register first.
     pub fn driver_not_registered(method: Method) -> Self {
         Self::new(DRIVER_NOT_REGISTERED, format!("call session.registerDriver before {}", method.as_str()))

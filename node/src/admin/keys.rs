@@ -6,7 +6,7 @@ use crate::http::pagination::{Items, Page};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
 use crate::secret::{Kind, digest, visible_prefix};
-use crate::session::revocation::{self, Origin};
+use crate::session::revocation;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -97,7 +97,7 @@ pub(super) async fn revoke(State(app): State<Arc<App>>, Id(id): Id<KeyId>) -> Re
         let auth = node.auth.clone();
         let revoked = node.accounts().revoke_key(id, move || auth.forget(id)).await?;
         // Also for a key that was revoked before, because the node that did it may have died before it got this far.
-        revocation::apply(&node, id, Origin::ThisNode).await?;
+        revocation::follow_up(&node, id).await?;
         Ok::<_, Error>(revoked)
     });
     let revoked = revoking.await.map_err(|error| {

@@ -3,7 +3,6 @@
 use super::caller::{Caller, failed};
 use super::follow::{Follow, Target};
 use super::stream;
-use crate::session::refusal::other_params;
 use axum::response::Response;
 use coordinator::cluster::{Call, Rejected};
 use coordinator::reader::Reader;
@@ -42,7 +41,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
         let earlier = log.call_by_key(caller.session, caller.key, name).await.map_err(|error| failed(&error))?;
         if let Some(record) = earlier {
             if record.params_digest.as_deref() != Some(digest.as_slice()) {
-                return Err(other_params());
+                return Err(RpcError::idempotency_key_reused());
             }
             reader.seek(record.first.saturating_sub(1));
             let target = match record.ended {
@@ -62,7 +61,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
     };
     let waiter = caller.app.cluster.enqueue(caller.session, call).await.map_err(|rejected| match rejected {
         Rejected::Full => RpcError::too_many_queued_calls(),
-        Rejected::OtherParams => other_params(),
+        Rejected::OtherParams => RpcError::idempotency_key_reused(),
         Rejected::CoordinationUnavailable => RpcError::internal(),
     })?;
     Ok((Target::Live(waiter), reader))

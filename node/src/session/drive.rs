@@ -3,8 +3,8 @@
 //!
 //! Nothing is done before the events that announce it are committed. The session's owner calls [`Owner::drive`].
 
-use super::owner::{KnownPause, Owner, context};
-use super::refusal::{NO_SANDBOX_DRIVER, other_params};
+use super::owned::{KnownPause, Owner, context};
+use super::refusal::NO_SANDBOX_DRIVER;
 use coordinator::Error;
 use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
@@ -23,7 +23,7 @@ use tracing::{Instrument, Span};
 
 /// How long an append of a running turn is repeated while the database is unavailable. After that the turn is left in the log,
 /// where the sweep of some node finds it.
-const APPEND_PATIENCE: Duration = Duration::from_secs(30);
+const APPEND_TIME: Duration = Duration::from_secs(30);
 /// The pause between repetitions.
 const APPEND_RETRY: Duration = Duration::from_millis(200);
 
@@ -183,7 +183,7 @@ impl Owner {
         store: bool,
     ) -> Result<Vec<Arc<Event>>, Stopped> {
         let call = append.call;
-        let patience = Instant::now() + APPEND_PATIENCE;
+        let deadline = Instant::now() + APPEND_TIME;
         loop {
             let error = match self.app.log.append(append.clone()).await {
                 Ok(events) => return Ok(events),
@@ -221,7 +221,7 @@ impl Owner {
                     if store {
                         return Err(Stopped::Store);
                     }
-                    let over = opening.is_some() || Instant::now() >= patience || self.app.halt.is_cancelled();
+                    let over = opening.is_some() || Instant::now() >= deadline || self.app.halt.is_cancelled();
                     if !over && !self.lease.stop.is_cancelled() {
                         tokio::time::sleep(APPEND_RETRY).await;
                         continue;
@@ -253,7 +253,7 @@ impl Owner {
             Ok(Some(winner)) if winner.params_digest.as_deref() == Some(digest.as_slice()) => {
                 Progress::Follow(winner.id)
             }
-            Ok(Some(_)) => Progress::Refused(other_params()),
+            Ok(Some(_)) => Progress::Refused(RpcError::idempotency_key_reused()),
             Ok(None) | Err(_) => Progress::Refused(RpcError::internal()),
         };
         self.lease.tell(call, progress).await;

@@ -3,16 +3,16 @@
 //! Only the task that holds the lease runs this. `session` starts it for every lease that the coordinator hands over.
 
 use super::drive::{CallTrace, Ended, Open};
+use super::owned::{KnownPause, Owner, context};
 use crate::app::App;
 use coordinator::Error;
 use coordinator::cluster::{Call, Claim};
 use coordinator::cluster::{Lease, Progress};
-use coordinator::log::{Record, State};
-use engine::gate::{Gate, GateFound, Pause};
-use engine::ids::{CallId, KeyId, SessionId};
+use coordinator::log::State;
+use engine::gate::{Gate, GateFound};
+use engine::ids::{CallId, KeyId};
 use engine::rpc::RpcError;
-use engine::toolbox::Toolbox;
-use engine::turn::{Context, Opening, Turn};
+use engine::turn::Opening;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -21,34 +21,6 @@ use tokio::time::Instant;
 const HISTORY_CACHE_TIME: Duration = Duration::from_secs(60);
 /// The pause before the database is asked again after a failure.
 const RETRY: Duration = Duration::from_millis(500);
-
-/// A pause of the session, as its owner remembers it by the clock of this node.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct KnownPause {
-    client: KeyId,
-    ends: Instant,
-}
-
-impl From<Pause> for KnownPause {
-    fn from(pause: Pause) -> Self {
-        Self { client: pause.owner, ends: Instant::now() + pause.left }
-    }
-}
-
-impl KnownPause {
-    fn now(self) -> Pause {
-        Pause { owner: self.client, left: self.ends.saturating_duration_since(Instant::now()) }
-    }
-}
-
-pub(super) struct Owner {
-    pub app: Arc<App>,
-    pub lease: Lease,
-    pub session: SessionId,
-    pub epoch: i64,
-    pub turn: Turn,
-    pub pause: Option<KnownPause>,
-}
 
 /// Serves a session until it has nothing to do, is closed, or belongs to another node.
 pub(super) async fn serve(app: Arc<App>, lease: Lease) {
@@ -172,10 +144,6 @@ impl Owner {
         None
     }
 
-    fn pause(&self) -> Option<Pause> {
-        self.pause.map(KnownPause::now)
-    }
-
     /// Waits for something to do. Returns whether the session should be released, because nothing came.
     async fn wait(&mut self) -> bool {
         let wanted = self.lease.wanted().await;
@@ -266,32 +234,5 @@ impl Owner {
     async fn refuse(&self, call: CallId, error: RpcError) -> Ended {
         self.lease.tell(call, Progress::Refused(error)).await;
         Ended::Served
-    }
-}
-
-/// What the engine's decisions depend on, from the session's record and the configuration.
-pub(super) fn context(app: &App, record: Record) -> Context<'static> {
-    let primary = app.providers.entry(&record.primary).cloned();
-    let fallbacks = record.fallbacks.iter().filter_map(|name| {
-        let entry = app.providers.entry(name);
-        if entry.is_none() {
-            tracing::warn!(
-                profile = record.profile_name,
-                fallback = name,
-                "a fallback provider is not configured; skipped"
-            );
-        }
-        entry.cloned()
-    });
-    Context {
-        fallbacks: fallbacks.collect(),
-        primary: primary.ok_or_else(|| format!("the primary provider '{}' is not configured", record.primary)),
-        tools: Toolbox::new(record.declarations, &record.mcp_tools),
-        available_sandboxes: record.available_sandboxes,
-        compaction: record.compaction,
-        pause_timeout: app.config.turn_timeout,
-        max_rounds: app.config.max_turn_iterations,
-        max_subagents: app.config.max_subagents_per_session as usize,
-        fresh: &coordinator::fresh_id,
     }
 }

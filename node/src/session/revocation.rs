@@ -1,6 +1,6 @@
 //! What follows the revocation of a client key, on the node that revoked it and on the nodes that are told of it.
 //!
-//! The handler that revokes a key calls [`apply`], and one task of each node runs [`apply_signals`].
+//! The handler that revokes a key calls [`follow_up`], and one task of each node runs [`apply_signals`].
 
 use super::close::close;
 use crate::app::App;
@@ -12,32 +12,23 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Where a key was revoked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// On this node, which tells the others and does what has to be done once in the database.
-    ThisNode,
-    /// On another node, which does so.
-    OtherNode,
-}
-
-/// Drops what a revoked key had: what authentication remembers of it, its queued calls, its streams. On the node of origin
-/// also its pauses count as expired, and a session with no other active key is closed (docs/api.md 10).
+/// Follows up a revocation that this node has written to the database, and that its authentication has forgotten already: ends
+/// the key's queued calls and streams here and on the other nodes, counts its pauses as expired, and closes the sessions that
+/// no other active key belongs to (docs/api.md 10).
 ///
 /// # Errors
-/// The database's, only on the node of origin.
-pub(crate) async fn apply(app: &Arc<App>, key: KeyId, origin: Origin) -> Result<(), Error> {
-    let revoked = RpcError::client_key_revoked();
-    app.auth.forget(key);
-    match origin {
-        Origin::ThisNode => app.cluster.revoked(key, &revoked).await,
-        Origin::OtherNode => app.cluster.forget(key, &revoked),
-    }
+/// The database's.
+pub(crate) async fn follow_up(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
+    app.cluster.revoked(key, &RpcError::client_key_revoked()).await;
     app.revoke(key);
-    match origin {
-        Origin::ThisNode => close_or_wake(app, key).await,
-        Origin::OtherNode => Ok(()),
-    }
+    close_or_wake(app, key).await
+}
+
+/// Drops what this node holds for a key that another node has revoked. That node does what has to be done once in the database.
+fn heard_of(app: &App, key: KeyId) {
+    app.auth.forget(key);
+    app.cluster.forget(key, &RpcError::client_key_revoked());
+    app.revoke(key);
 }
 
 /// Closes the sessions that no other active key belongs to, and wakes the others, whose pause for the revoked key has ended.
@@ -57,8 +48,6 @@ async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
 /// Applies what other nodes tell this one, until running turns are given up or the coordinator ends.
 pub(crate) async fn apply_signals(app: Arc<App>, mut signals: mpsc::UnboundedReceiver<Signal>) {
     while let Some(Some(Signal::Revoked(key))) = app.halt.run_until_cancelled(signals.recv()).await {
-        if let Err(error) = apply(&app, key, Origin::OtherNode).await {
-            tracing::warn!(key.id = %key, error = %error, "a revocation made by another node was not applied");
-        }
+        heard_of(&app, key);
     }
 }
