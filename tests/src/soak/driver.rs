@@ -18,7 +18,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 /// What a call's stream showed.
 #[derive(Debug)]
-pub struct CallOutput {
+pub(super) struct CallOutput {
     /// The call.
     pub label: String,
     /// Ids that were streamed, of its last attempt.
@@ -29,7 +29,7 @@ pub struct CallOutput {
 
 /// A driver.
 #[derive(Debug)]
-pub struct Driver {
+pub(super) struct Driver {
     /// The session through each node.
     pub views: Vec<Session>,
     /// Of its client key.
@@ -65,7 +65,7 @@ enum Got {
 
 impl Driver {
     /// One that has done nothing yet.
-    pub fn new(views: Vec<Session>, key: &str, name: &str, context: &Context) -> Self {
+    pub(super) fn new(views: Vec<Session>, key: &str, name: &str, context: &Context) -> Self {
         let (sent, shown, reports, open) = Default::default();
         let (rng, stats, time_limit) = (Rng::new(context.seed, name), context.stats.clone(), context.time_limit);
         let (key, name) = (key.to_owned(), name.to_owned());
@@ -97,7 +97,7 @@ impl Driver {
     }
 
     /// Registers, however long that takes.
-    pub async fn register(&mut self) {
+    pub(super) async fn register(&mut self) {
         let end = Instant::now() + self.time_limit;
         while Instant::now() < end {
             let (_, view) = self.view();
@@ -114,7 +114,7 @@ impl Driver {
     }
 
     /// Drives until told to stop, or until the session or its key is no more.
-    pub async fn run(mut self, stop: watch::Receiver<bool>) -> Self {
+    pub(super) async fn run(mut self, stop: watch::Receiver<bool>) -> Self {
         while !*stop.borrow() && !self.over {
             self.act().await;
             sleep(self.rng.millis(0..400)).await;
@@ -156,7 +156,7 @@ impl Driver {
     }
 
     /// Says something; may hang up before the answer has come.
-    pub async fn say(&mut self, may_leave: bool) {
+    pub(super) async fn say(&mut self, may_leave: bool) {
         let label = self.label();
         let time_limit = if may_leave && self.rng.percent(20) { self.rng.millis(0..1500) } else { self.time_limit };
         self.send(json!(label), label, time_limit).await;
@@ -170,7 +170,7 @@ impl Driver {
     }
 
     /// Says something until nothing is left open, so that the session comes to rest.
-    pub async fn leave_nothing_open(&mut self) {
+    pub(super) async fn leave_nothing_open(&mut self) {
         for _ in 0..50 {
             self.say(false).await;
             if self.over || self.open.is_empty() {

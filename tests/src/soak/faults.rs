@@ -44,7 +44,7 @@ const WHOLE: &[Class] = &[
 
 /// Causes the faults of nodes and servers.
 #[derive(Debug)]
-pub struct Faults<'a> {
+pub(super) struct Faults<'a> {
     pub cluster: &'a mut Cluster,
     pub rng: Rng,
     pub stats: Arc<Stats>,
@@ -54,7 +54,7 @@ pub struct Faults<'a> {
 
 impl Faults<'_> {
     /// Goes on until `end`, in a random order.
-    pub async fn run(&mut self, classes: &[Class], end: Instant) {
+    pub(super) async fn run(&mut self, classes: &[Class], end: Instant) {
         loop {
             let mut round = classes.to_vec();
             self.rng.shuffle(&mut round);
@@ -155,9 +155,9 @@ impl Faults<'_> {
 
     async fn freeze(&self, node: usize, time: Duration) {
         self.stats.trouble(node);
-        self.cluster.nodes[node].server.signal("STOP");
+        self.cluster.nodes[node].server.freeze().await;
         sleep(time).await;
-        self.cluster.nodes[node].server.signal("CONT");
+        self.cluster.nodes[node].server.thaw();
     }
 
     /// Breaks a node's ways to Redis (true) and the database (false) for a time.

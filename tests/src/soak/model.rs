@@ -29,14 +29,14 @@ struct Responder {
 
 /// The running model.
 #[derive(Debug)]
-pub struct Model {
+pub(super) struct Model {
     responder: Arc<Responder>,
     serving: Serving,
 }
 
 impl Model {
     /// Starts it.
-    pub async fn start(seed: u64, stats: Arc<Stats>) -> Self {
+    pub(super) async fn start(seed: u64, stats: Arc<Stats>) -> Self {
         let responder = Arc::new(Responder { seed, stats, sessions: Mutex::default() });
         let shared = responder.clone();
         let serving =
@@ -45,17 +45,17 @@ impl Model {
     }
 
     /// What goes into `base_url`.
-    pub fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("http://{}", self.serving.addr)
     }
 
     /// What a session has asked.
-    pub fn asked(&self, tag: &str) -> Vec<Request> {
+    pub(super) fn asked(&self, tag: &str) -> Vec<Request> {
         self.responder.with(tag, |asked| asked.requests.clone())
     }
 
     /// A session is over and checked.
-    pub fn forget(&self, tag: &str) {
+    pub(super) fn forget(&self, tag: &str) {
         self.responder.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Watches from the event `first` on, with what clients say or without; returns the ids it saw, in order.
-pub async fn watch(views: Vec<Session>, first: String, clients: bool, mut rng: Rng) -> Vec<String> {
+pub(super) async fn watch(views: Vec<Session>, first: String, clients: bool, mut rng: Rng) -> Vec<String> {
     let mut seen: Vec<String> = Vec::new();
     loop {
         let view = &views[rng.below(views.len())];

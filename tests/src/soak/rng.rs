@@ -4,33 +4,33 @@ use std::time::Duration;
 
 /// The generator of one actor.
 #[derive(Debug, Clone)]
-pub struct Rng(fastrand::Rng);
+pub(super) struct Rng(fastrand::Rng);
 
 impl Rng {
     /// The generator of `name` under a seed.
-    pub fn new(seed: u64, name: &str) -> Self {
+    pub(super) fn new(seed: u64, name: &str) -> Self {
         // FNV-1a: names differ in a byte or two, and the generator mixes well from there on.
         let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         Self(fastrand::Rng::with_seed(name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, fold)))
     }
 
     /// 0 to `n` - 1.
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0.usize(..n)
     }
 
     /// True so many times in a hundred.
-    pub fn percent(&mut self, percent: usize) -> bool {
+    pub(super) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
     /// A duration in milliseconds.
-    pub fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
+    pub(super) fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
         Duration::from_millis(self.0.u64(range))
     }
 
     /// Puts a list into another order.
-    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+    pub(super) fn shuffle<T>(&mut self, list: &mut [T]) {
         self.0.shuffle(list);
     }
 }

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 /// What every session of the run needs.
 #[derive(Debug, Clone)]
-pub struct Context {
+pub(super) struct Context {
     pub seed: u64,
     pub apis: Vec<Api>,
     pub admins: Vec<Admin>,
@@ -47,7 +47,7 @@ struct SessionRun {
 
 impl Context {
     /// One session after the other until it is over.
-    pub async fn run_sessions(self, slot: usize) {
+    pub(super) async fn run_sessions(self, slot: usize) {
         let mut number = 0;
         let mut keys = vec![self.key().await, self.key().await];
         while !*self.over.borrow() {

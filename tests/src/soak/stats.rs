@@ -72,7 +72,7 @@ struct Inner {
 
 /// What is counted; shared by all actors.
 #[derive(Debug, Default)]
-pub struct Stats(Mutex<Inner>);
+pub(super) struct Stats(Mutex<Inner>);
 
 impl Stats {
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -80,7 +80,7 @@ impl Stats {
     }
 
     /// A fault came, and so many running turns met it.
-    pub fn hit(&self, class: Class, turns: usize) {
+    pub(super) fn hit(&self, class: Class, turns: usize) {
         let mut inner = self.lock();
         let counts = inner.classes.entry(class).or_default();
         counts.times += 1;
@@ -88,49 +88,49 @@ impl Stats {
     }
 
     /// Which fault is on.
-    pub fn begin(&self, class: Class) {
+    pub(super) fn begin(&self, class: Class) {
         self.lock().active = Some(class);
     }
 
     /// The fault is over.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         self.lock().active = None;
     }
 
     /// The fault that is on.
-    pub fn active(&self) -> Option<Class> {
+    pub(super) fn active(&self) -> Option<Class> {
         self.lock().active
     }
 
     /// A question that lost its asker was asked again.
-    pub fn again(&self, class: Class, after: Duration) {
+    pub(super) fn again(&self, class: Class, after: Duration) {
         self.lock().classes.entry(class).or_default().again.push(after);
     }
 
     /// Counts something.
-    pub fn count(&self, what: &'static str, n: usize) {
+    pub(super) fn count(&self, what: &'static str, n: usize) {
         *self.lock().numbers.entry(what).or_default() += n;
     }
 
     /// From now on what a node has accepted may lose its place.
-    pub fn trouble(&self, node: usize) {
+    pub(super) fn trouble(&self, node: usize) {
         self.lock().troubles.push((node, Instant::now(), None));
     }
 
     /// All nodes are well.
-    pub fn well(&self) {
+    pub(super) fn well(&self) {
         for (_, _, until) in &mut self.lock().troubles {
             until.get_or_insert_with(Instant::now);
         }
     }
 
     /// Whether a node was in trouble at any time since then.
-    pub fn troubled(&self, node: usize, since: Instant) -> bool {
+    pub(super) fn troubled(&self, node: usize, since: Instant) -> bool {
         self.lock().troubles.iter().any(|(at, _, until)| *at == node && until.is_none_or(|until| until > since))
     }
 
     /// Notes broken rules.
-    pub fn violated(&self, session: &str, violations: impl IntoIterator<Item = Violation>) {
+    pub(super) fn violated(&self, session: &str, violations: impl IntoIterator<Item = Violation>) {
         for violation in violations {
             eprintln!("{} VIOLATION in {session}: {violation:?}", self.clock());
             self.lock().violations.push((session.to_owned(), violation));
@@ -138,17 +138,17 @@ impl Stats {
     }
 
     /// Seconds since the run began.
-    pub fn clock(&self) -> String {
+    pub(super) fn clock(&self) -> String {
         format!("{:7.2}", self.lock().begun.get_or_insert_with(Instant::now).elapsed().as_secs_f64())
     }
 
     /// Notes that something was not answered as it should.
-    pub fn wrong(&self, session: &str, what: String) {
+    pub(super) fn wrong(&self, session: &str, what: String) {
         self.violated(session, [Violation { rule: Rule::Answered, what }]);
     }
 
     /// The summary, and whether all is well: no rule broken, and each of these classes hit a running turn.
-    pub fn report(&self, wanted: &[Class]) -> (String, bool) {
+    pub(super) fn report(&self, wanted: &[Class]) -> (String, bool) {
         let inner = self.lock();
         let mut text =
             String::from("| fault | times | running turns hit | asked again: n, p50, p99 |\n|---|--:|--:|---|\n");
