@@ -230,6 +230,29 @@ impl Server {
         assert!(Command::new("sh").args(["-c", &script]).status().expect("sh").success(), "{script}");
     }
 
+    /// SIGSTOP, and waits until every thread has stopped: what happens after this, the process does not see before
+    /// [`thaw`](Self::thaw).
+    pub async fn freeze(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.pid());
+        poll::until(poll::DEADLINE, "every thread's stop", async || {
+            let stats = std::fs::read_dir(&tasks).expect("a process's threads").filter_map(|task| {
+                // A thread that has just ended has no file any more.
+                std::fs::read_to_string(task.ok()?.path().join("stat")).ok()
+            });
+            // The state is the word after the program's name, which stands in parentheses.
+            let states: Vec<char> =
+                stats.filter_map(|stat| stat.rsplit_once(')')?.1.trim_start().chars().next()).collect();
+            if !states.is_empty() && states.iter().all(|state| *state == 'T') { Ok(()) } else { Err(states) }
+        })
+        .await;
+    }
+
+    /// Lets a frozen process go on.
+    pub fn thaw(&self) {
+        self.signal("CONT");
+    }
+
     /// Waits for the process to end by itself.
     pub async fn ended(&mut self) -> ExitStatus {
         let child = self.child.as_mut().expect("a started server");

@@ -104,15 +104,16 @@ async fn a_frozen_owner_wakes_up() {
     let running = cluster.at(&session, asked).start_send("hello").await;
     held.arrived().await;
     assert_eq!(cluster.last(&session).await, "provider.request");
-    cluster.nodes[owner].server.signal("STOP");
-    // Its answer arrives while it sleeps; the other asks again and gets another.
+    cluster.nodes[owner].server.freeze().await;
+    // Its answer arrives while it is frozen; another node takes the session, asks again and gets another answer.
     held.release();
     assert_eq!(running.finish().await.text(), "ok");
+    assert_ne!(cluster.owner(&session, asked).await, owner);
     let mut held = cluster.provider.hold(Answer::text("the next turn"));
     let next = cluster.at(&session, asked).start_send("next").await;
     held.arrived().await;
     let before = cluster.log(&session).await;
-    cluster.nodes[owner].server.signal("CONT");
+    cluster.nodes[owner].server.thaw();
     // It serves again, and what it does with its old turn it has done by the time it has taken part in another session's.
     cluster.nodes[owner].ready().await;
     let other = cluster.nodes[owner].api().open(&cluster.key.secret, &json!({})).await;

@@ -295,7 +295,7 @@ async fn between_lease_and_epoch(frozen: bool) {
     assert_eq!(cluster.owner(&session, 0).await, 1, "it has the lease");
     let redis = cluster.nodes[1].redis.as_ref().unwrap();
     if frozen {
-        cluster.nodes[1].server.signal("STOP");
+        cluster.nodes[1].server.freeze().await;
     } else {
         redis.set(Mode::Stall);
     }
@@ -309,7 +309,7 @@ async fn between_lease_and_epoch(frozen: bool) {
     assert_eq!((before.epoch, before.phase.as_str()), (1, "running"));
     stalls.set(Mode::Pass);
     if frozen {
-        cluster.nodes[1].server.signal("CONT");
+        cluster.nodes[1].server.thaw();
     } else {
         redis.set(Mode::Pass);
     }

@@ -95,7 +95,7 @@ async fn a_frozen_nodes_calls() {
     held.arrived().await;
     let asleep = cluster.at(&session, frozen).start_send("asleep").await;
     let awake = cluster.at(&session, third).start_send("awake").await;
-    cluster.nodes[frozen].server.signal("STOP");
+    cluster.nodes[frozen].server.freeze().await;
     poll::until(poll::DEADLINE, "the frozen node's end in the cluster's eyes", async || {
         let nodes = cluster.nodes[third].admin().get("/admin/v1/nodes").await.expect(200).body;
         if nodes.contains(&cluster.nodes[frozen].name) { Err(nodes) } else { Ok(()) }
@@ -104,7 +104,7 @@ async fn a_frozen_nodes_calls() {
     held.release();
     assert_eq!(running.finish().await.text(), "running");
     assert_eq!(awake.finish().await.text(), "ok");
-    cluster.nodes[frozen].server.signal("CONT");
+    cluster.nodes[frozen].server.thaw();
     assert_eq!(asleep.finish().await.text(), "ok");
     let log = cluster.check(&session).await;
     assert_eq!(log.compare_accepted(&["warm", "running", "awake", "asleep"].map(Accepted::new)), []);
