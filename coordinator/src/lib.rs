@@ -3,7 +3,7 @@
 //! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events, nothing
 //! of HTTP, providers or tools.
 
-#![warn(missing_docs, unreachable_pub)]
+#![warn(missing_docs)]
 
 pub mod accounts;
 pub mod cluster;

@@ -3,8 +3,6 @@
 //! Closed loop: each session waits for its answer. A built-in provider of set latency makes the product's own share of a
 //! turn measurable, and a bare echo on the same machine, measured the same way, says what the machine itself takes.
 
-#![warn(unreachable_pub)]
-
 mod cli;
 mod client;
 mod curve;

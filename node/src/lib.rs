@@ -2,8 +2,6 @@
 //!
 //! The only thing that others use is [`cli::main`]; what else the crate holds is private.
 
-#![warn(unreachable_pub)]
-
 mod admin;
 mod api;
 mod app;

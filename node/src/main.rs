@@ -1,7 +1,5 @@
 //! The program `baesrv`.
 
-#![warn(unreachable_pub)]
-
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

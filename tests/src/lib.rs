@@ -3,7 +3,6 @@
 //!
 //! Nothing here knows how the server works inside. What a test expects comes from docs/api.md, what it sees comes
 //! from the wire, from the log as readers get it, or from the database file.
-#![warn(unreachable_pub)]
 #![allow(clippy::unwrap_used)]
 
 pub mod admin;

@@ -19,9 +19,9 @@ use tests::services;
 use tokio::time::Instant;
 
 /// Generous for a loaded machine; nothing that works takes this long.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-pub struct Fixture {
+pub(crate) struct Fixture {
     pub db: Db,
     pub log: Log,
     pub accounts: Accounts,
@@ -34,19 +34,19 @@ enum Place {
 }
 
 impl Fixture {
-    pub async fn sqlite() -> Self {
+    pub(crate) async fn sqlite() -> Self {
         let dir = std::env::temp_dir().join(format!("bae-conformance-{}", uuid::Uuid::now_v7().simple()));
         let db = Db::open(&dir.join("bae.db")).await.expect("an SQLite file");
         Self::of(db, Place::File(dir))
     }
 
-    pub async fn postgres() -> Self {
+    pub(crate) async fn postgres() -> Self {
         let base = tokio::task::spawn_blocking(services::postgres).await.expect("a Postgres server");
         Self::on(&base, |_| ()).await
     }
 
     /// On that server, with other settings.
-    pub async fn on(base: &str, change: impl FnOnce(&mut PostgresSettings)) -> Self {
+    pub(crate) async fn on(base: &str, change: impl FnOnce(&mut PostgresSettings)) -> Self {
         let name = make_database(base).await;
         let mut settings = PostgresSettings::new(format!("{base}/{name}").into());
         change(&mut settings);
@@ -60,7 +60,7 @@ impl Fixture {
     }
 
     /// The database's name on its server.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match &self.place {
             Place::File(_) => panic!("a file has no name on a server"),
             Place::Server { name, .. } => name,
@@ -68,7 +68,7 @@ impl Fixture {
     }
 
     /// Where it is.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         match &self.place {
             Place::File(dir) => format!("sqlite:{}", dir.join("bae.db").display()),
             Place::Server { base, name } => format!("{base}/{name}"),
@@ -76,7 +76,7 @@ impl Fixture {
     }
 
     /// Runs SQL beside the product; ids as `<hex>`.
-    pub async fn raw(&self, sql: &str) {
+    pub(crate) async fn raw(&self, sql: &str) {
         let done = match &self.place {
             Place::File(_) => {
                 let mut connection = sqlx::SqliteConnection::connect(&self.url()).await.expect("the file");
@@ -92,7 +92,7 @@ impl Fixture {
         done.unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    pub async fn end(self) {
+    pub(crate) async fn end(self) {
         self.db.close().await;
         match self.place {
             Place::File(dir) => std::fs::remove_dir_all(dir).expect("the test's folder"),
@@ -105,24 +105,24 @@ impl Fixture {
         }
     }
 
-    pub async fn profile(&self) -> ProfileId {
+    pub(crate) async fn profile(&self) -> ProfileId {
         let made = self.accounts.create_profile(fields(&uuid::Uuid::now_v7().simple().to_string())).await;
         made.expect("a profile").id
     }
 
-    pub async fn key(&self, profile: ProfileId) -> KeyId {
+    pub(crate) async fn key(&self, profile: ProfileId) -> KeyId {
         let digest = Digest([fresh_id(), fresh_id()].concat().try_into().expect("32 bytes"));
         self.accounts.create_key("key".into(), "bae_1234".into(), digest, profile).await.expect("a client key").id
     }
 
     /// An open session and the key that opened it.
-    pub async fn session(&self) -> (SessionId, KeyId) {
+    pub(crate) async fn session(&self) -> (SessionId, KeyId) {
         let profile = self.profile().await;
         let key = self.key(profile).await;
         (self.session_of(profile, key, State::Open).await, key)
     }
 
-    pub async fn session_of(&self, profile: ProfileId, key: KeyId, state: State) -> SessionId {
+    pub(crate) async fn session_of(&self, profile: ProfileId, key: KeyId, state: State) -> SessionId {
         let session = new_session(profile, key, state);
         let id = session.id;
         self.log.create(session).await.expect("a session");
@@ -130,13 +130,13 @@ impl Fixture {
     }
 
     /// Becomes the owner.
-    pub async fn own(&self, session: SessionId) -> Row {
+    pub(crate) async fn own(&self, session: SessionId) -> Row {
         let row = self.log.row(session).await.expect("the session's row");
         self.log.take(session, row.epoch).await.expect("the session taken")
     }
 
     /// The whole log: number and id, in order.
-    pub async fn events(&self, session: SessionId) -> Vec<Arc<Event>> {
+    pub(crate) async fn events(&self, session: SessionId) -> Vec<Arc<Event>> {
         let mut events = Vec::new();
         loop {
             let after = events.last().map_or(0, |event: &Arc<Event>| event.number);
@@ -149,7 +149,7 @@ impl Fixture {
     }
 
     /// The log's ids; its numbers are 1, 2, 3 … and its head is the last.
-    pub async fn contiguous(&self, session: SessionId) -> Vec<EventId> {
+    pub(crate) async fn contiguous(&self, session: SessionId) -> Vec<EventId> {
         let events = self.events(session).await;
         let numbers: Vec<u64> = events.iter().map(|event| event.number).collect();
         assert_eq!(numbers, (1..=events.len() as u64).collect::<Vec<_>>(), "numbers with a hole");
@@ -157,7 +157,12 @@ impl Fixture {
         events.iter().map(|event| event.event.id).collect()
     }
 
-    pub async fn free(&self, session: SessionId, key: KeyId, events: Vec<NewEvent>) -> Result<Vec<Arc<Event>>, Error> {
+    pub(crate) async fn free(
+        &self,
+        session: SessionId,
+        key: KeyId,
+        events: Vec<NewEvent>,
+    ) -> Result<Vec<Arc<Event>>, Error> {
         self.log.append_free(session, key, events, Side::Nothing).await
     }
 }
@@ -170,7 +175,7 @@ async fn make_database(base: &str) -> String {
     name
 }
 
-pub fn new_session(profile: ProfileId, key: KeyId, state: State) -> NewSession {
+pub(crate) fn new_session(profile: ProfileId, key: KeyId, state: State) -> NewSession {
     NewSession {
         id: SessionId(fresh_id()),
         profile,
@@ -185,7 +190,7 @@ pub fn new_session(profile: ProfileId, key: KeyId, state: State) -> NewSession {
     }
 }
 
-pub fn fields(name: &str) -> ProfileFields {
+pub(crate) fn fields(name: &str) -> ProfileFields {
     ProfileFields {
         name: name.into(),
         primary_provider: "main".into(),
@@ -196,17 +201,17 @@ pub fn fields(name: &str) -> ProfileFields {
     }
 }
 
-pub fn event(key: KeyId, kind: EventType) -> NewEvent {
+pub(crate) fn event(key: KeyId, kind: EventType) -> NewEvent {
     NewEvent::new(EventId(fresh_id()), key, kind, &serde_json::json!({"kind": kind.as_str()}))
 }
 
-pub fn says(key: KeyId, payload: &str) -> NewEvent {
+pub(crate) fn says(key: KeyId, payload: &str) -> NewEvent {
     let payload = engine::event::Payload::Json(json::parse(payload).expect("JSON"));
     NewEvent { id: EventId(fresh_id()), key, kind: EventType::ClientMessage, payload, from_client: true }
 }
 
 /// A turn's append of one message that opens a call.
-pub fn opening(session: SessionId, epoch: i64, key: KeyId, gate: GateFound) -> Append {
+pub(crate) fn opening(session: SessionId, epoch: i64, key: KeyId, gate: GateFound) -> Append {
     Append {
         session,
         epoch,
@@ -219,17 +224,17 @@ pub fn opening(session: SessionId, epoch: i64, key: KeyId, gate: GateFound) -> A
 }
 
 /// The next append of that call.
-pub fn going_on(before: &Append, end: Option<End>) -> Append {
+pub(crate) fn going_on(before: &Append, end: Option<End>) -> Append {
     let key = before.events[0].key;
     Append { open: None, events: vec![event(key, EventType::ProviderResponse)], chain: None, end, ..before.clone() }
 }
 
-pub fn ended() -> End {
+pub(crate) fn ended() -> End {
     End { outcome: Outcome::Unavailable, gate: GateAfter::Free }
 }
 
 /// Asks until it answers `Ok`; its `Err` is what the panic reports.
-pub async fn until<T, S: Debug>(what: &str, mut probe: impl AsyncFnMut() -> Result<T, S>) -> T {
+pub(crate) async fn until<T, S: Debug>(what: &str, mut probe: impl AsyncFnMut() -> Result<T, S>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {
         match probe().await {
@@ -240,6 +245,6 @@ pub async fn until<T, S: Debug>(what: &str, mut probe: impl AsyncFnMut() -> Resu
     }
 }
 
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
 }

@@ -16,7 +16,7 @@ fn refusal() -> RpcError {
     RpcError::not_open("closed")
 }
 
-pub async fn calls_start_in_the_order_of_their_arrival(test: &mut TestCluster) {
+pub(super) async fn calls_start_in_the_order_of_their_arrival(test: &mut TestCluster) {
     let calls = [test.message(), test.compact(), test.message()];
     let mut waiters = Vec::new();
     for call in &calls {
@@ -37,7 +37,7 @@ pub async fn calls_start_in_the_order_of_their_arrival(test: &mut TestCluster) {
     assert_eq!(test.nodes[0].cluster.waiting(), 0);
 }
 
-pub async fn only_so_many_wait(test: &mut TestCluster) {
+pub(super) async fn only_so_many_wait(test: &mut TestCluster) {
     let mut waiters = Vec::new();
     for _ in 0..LIMIT {
         waiters.push(test.enqueue(0, &test.message()).await);
@@ -49,7 +49,7 @@ pub async fn only_so_many_wait(test: &mut TestCluster) {
     test.enqueue(0, &test.message()).await;
 }
 
-pub async fn a_call_that_was_left_never_starts(test: &mut TestCluster) {
+pub(super) async fn a_call_that_was_left_never_starts(test: &mut TestCluster) {
     let (first, second) = (test.message(), test.message());
     let waiter = test.enqueue(0, &first).await;
     let _second = test.enqueue(0, &second).await;
@@ -75,7 +75,7 @@ pub async fn a_call_that_was_left_never_starts(test: &mut TestCluster) {
     idle(&lease).await;
 }
 
-pub async fn a_claimed_call_is_not_dropped(test: &mut TestCluster) {
+pub(super) async fn a_claimed_call_is_not_dropped(test: &mut TestCluster) {
     let call = test.message();
     let waiter = test.enqueue(0, &call).await;
     let lease = test.lease(0).await;
@@ -88,7 +88,7 @@ pub async fn a_claimed_call_is_not_dropped(test: &mut TestCluster) {
     idle(&lease).await;
 }
 
-pub async fn nothing_is_given_back_for_nobody(test: &mut TestCluster) {
+pub(super) async fn nothing_is_given_back_for_nobody(test: &mut TestCluster) {
     let (call, other) = (test.message(), test.message());
     let waiter = test.enqueue(0, &call).await;
     let lease = test.lease(0).await;
@@ -125,7 +125,7 @@ async fn await_earlier_commands(test: &TestCluster) {
     .await;
 }
 
-pub async fn a_call_that_is_given_back_keeps_its_place(test: &mut TestCluster) {
+pub(super) async fn a_call_that_is_given_back_keeps_its_place(test: &mut TestCluster) {
     let (first, second) = (test.message(), test.message());
     let _waiters = (test.enqueue(0, &first).await, test.enqueue(0, &second).await);
     let lease = test.lease(0).await;
@@ -134,7 +134,7 @@ pub async fn a_call_that_is_given_back_keeps_its_place(test: &mut TestCluster) {
     assert_eq!(run(&lease, None).await, first.id);
 }
 
-pub async fn a_retry_joins_the_first(test: &mut TestCluster) {
+pub(super) async fn a_retry_joins_the_first(test: &mut TestCluster) {
     let (first, retry, other) = (test.keyed("k", 1), test.keyed("k", 1), test.keyed("k", 2));
     let waiter = test.enqueue(0, &first).await;
     let _behind = test.enqueue(0, &test.message()).await;
@@ -152,7 +152,7 @@ pub async fn a_retry_joins_the_first(test: &mut TestCluster) {
     told(&mut joined, |p| *p == ended()).await;
 }
 
-pub async fn a_pause_answers_compacts_and_waits_for_its_owner(test: &mut TestCluster) {
+pub(super) async fn a_pause_answers_compacts_and_waits_for_its_owner(test: &mut TestCluster) {
     let other = test.fixture.key(test.fixture.profile().await).await;
     let calls = [message(other), test.compact(), Call { opening: Opening::Compact(None), ..message(other) }];
     let mut waiters = Vec::new();
@@ -179,7 +179,7 @@ pub async fn a_pause_answers_compacts_and_waits_for_its_owner(test: &mut TestClu
     assert_eq!(run(&lease, held(test.key)).await, answer.id);
 }
 
-pub async fn an_owners_answer_comes_first_past_the_deadline(test: &mut TestCluster) {
+pub(super) async fn an_owners_answer_comes_first_past_the_deadline(test: &mut TestCluster) {
     let other = test.fixture.key(test.fixture.profile().await).await;
     let (waits, compacts, answer) = (message(other), test.compact(), test.message());
     let _waiters = [test.enqueue(0, &waits).await, test.enqueue(0, &compacts).await, test.enqueue(0, &answer).await];
@@ -190,7 +190,7 @@ pub async fn an_owners_answer_comes_first_past_the_deadline(test: &mut TestClust
     }
 }
 
-pub async fn a_stop_answers_everybody(test: &mut TestCluster) {
+pub(super) async fn a_stop_answers_everybody(test: &mut TestCluster) {
     let (first, second) = (test.message(), test.message());
     let _running = test.enqueue(0, &first).await;
     let mut waiting = test.enqueue(0, &second).await;
@@ -207,7 +207,7 @@ pub async fn a_stop_answers_everybody(test: &mut TestCluster) {
     assert_eq!(test.nodes[0].cluster.waiting(), 0);
 }
 
-pub async fn a_revoked_keys_calls_are_dropped(test: &mut TestCluster) {
+pub(super) async fn a_revoked_keys_calls_are_dropped(test: &mut TestCluster) {
     let other = test.fixture.key(test.fixture.profile().await).await;
     let (theirs, mine) = (message(other), test.message());
     let mut dropped = test.enqueue(0, &theirs).await;
@@ -219,7 +219,7 @@ pub async fn a_revoked_keys_calls_are_dropped(test: &mut TestCluster) {
     assert_eq!(run(&lease, None).await, mine.id);
 }
 
-pub async fn one_lease_at_a_time(test: &mut TestCluster) {
+pub(super) async fn one_lease_at_a_time(test: &mut TestCluster) {
     let _first = test.enqueue(0, &test.message()).await;
     let lease = test.lease(0).await;
     let _second = test.enqueue(0, &test.message()).await;
@@ -231,7 +231,7 @@ pub async fn one_lease_at_a_time(test: &mut TestCluster) {
     assert!(lease.confirm().await && lease.may_act(1).await);
 }
 
-pub async fn a_lease_with_waiting_calls_is_not_given_up(test: &mut TestCluster) {
+pub(super) async fn a_lease_with_waiting_calls_is_not_given_up(test: &mut TestCluster) {
     let call = test.message();
     let waiter = test.enqueue(0, &call).await;
     let lease = test.lease(0).await;
@@ -247,7 +247,7 @@ pub async fn a_lease_with_waiting_calls_is_not_given_up(test: &mut TestCluster) 
     .await;
 }
 
-pub async fn an_owner_that_panicked_is_replaced(test: &mut TestCluster) {
+pub(super) async fn an_owner_that_panicked_is_replaced(test: &mut TestCluster) {
     let call = test.message();
     let _waiter = test.enqueue(0, &call).await;
     let lease = test.lease(0).await;
@@ -261,7 +261,7 @@ pub async fn an_owner_that_panicked_is_replaced(test: &mut TestCluster) {
 }
 
 /// Whatever is still on its way about the lease that was given up, it is not the next one that ends.
-pub async fn calls_are_served_again_right_after_a_release(test: &mut TestCluster) {
+pub(super) async fn calls_are_served_again_right_after_a_release(test: &mut TestCluster) {
     for _ in 0..20 {
         let call = test.message();
         let waiter = test.enqueue(0, &call).await;

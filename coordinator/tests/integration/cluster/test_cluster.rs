@@ -23,11 +23,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// How many calls may wait in a session.
-pub const LIMIT: usize = 5;
+pub(super) const LIMIT: usize = 5;
 /// How long a lease lives here.
-pub const LEASE: Duration = Duration::from_secs(2);
+pub(super) const LEASE: Duration = Duration::from_secs(2);
 
-pub struct Node {
+pub(super) struct Node {
     pub cluster: Cluster,
     pub log: Log,
     pub leases: mpsc::UnboundedReceiver<Lease>,
@@ -42,7 +42,7 @@ struct Membership {
     task: JoinHandle<()>,
 }
 
-pub struct TestCluster {
+pub(super) struct TestCluster {
     pub fixture: Fixture,
     pub session: SessionId,
     pub key: KeyId,
@@ -61,7 +61,7 @@ impl TestCluster {
         Self { fixture, session, key, nodes: Vec::new(), server, url, ca: None, prefix }
     }
 
-    pub async fn local() -> Self {
+    pub(super) async fn local() -> Self {
         let mut test = Self::of(String::new(), None).await;
         let (local, leases) = Local::new(LIMIT);
         let (cluster, log) = (Cluster::Local(local), test.fixture.log.clone());
@@ -70,19 +70,19 @@ impl TestCluster {
     }
 
     /// So many nodes on the server that most cases share.
-    pub async fn redis(nodes: usize) -> Self {
+    pub(super) async fn redis(nodes: usize) -> Self {
         let url = tokio::task::spawn_blocking(services::redis).await.expect("a Redis server");
         Self::on(url, None, nodes).await
     }
 
     /// On a server that nobody else uses.
-    pub async fn alone(nodes: usize) -> Self {
+    pub(super) async fn alone(nodes: usize) -> Self {
         let server = tokio::task::spawn_blocking(Service::redis).await.expect("a Redis server");
         Self::on(server.url(), Some(server), nodes).await
     }
 
     /// On servers of the case's own, with the authority of their certificates.
-    pub async fn reached(url: String, ca: Option<PathBuf>, prefix: &str, nodes: usize) -> Self {
+    pub(super) async fn reached(url: String, ca: Option<PathBuf>, prefix: &str, nodes: usize) -> Self {
         let mut test = Self::of(url, None).await;
         (test.ca, test.prefix) = (ca, prefix.to_owned());
         for _ in 0..nodes {
@@ -100,7 +100,7 @@ impl TestCluster {
     }
 
     /// One more node; returns when the cluster knows it.
-    pub async fn join(&mut self) -> usize {
+    pub(super) async fn join(&mut self) -> usize {
         let (feeds, notifications) = Feeds::clustered();
         let log = Log::new(self.fixture.db.clone(), Arc::new(feeds));
         let settings =
@@ -121,79 +121,79 @@ impl TestCluster {
         self.nodes.len() - 1
     }
 
-    pub async fn end(mut self) {
+    pub(super) async fn end(mut self) {
         for node in self.nodes.drain(..) {
             node.leave().await;
         }
         self.fixture.end().await;
     }
 
-    pub fn message(&self) -> Call {
+    pub(super) fn message(&self) -> Call {
         message(self.key)
     }
 
-    pub fn keyed(&self, name: &str, digest: u8) -> Call {
+    pub(super) fn keyed(&self, name: &str, digest: u8) -> Call {
         Call { idempotency: Some((name.into(), [digest; 32])), ..message(self.key) }
     }
 
-    pub fn compact(&self) -> Call {
+    pub(super) fn compact(&self) -> Call {
         Call { opening: Opening::Compact(None), ..message(self.key) }
     }
 
-    pub async fn enqueue(&self, node: usize, call: &Call) -> Waiter {
+    pub(super) async fn enqueue(&self, node: usize, call: &Call) -> Waiter {
         let accepted = self.nodes[node].cluster.enqueue(self.session, call.clone());
         within("a call is accepted", accepted).await.unwrap_or_else(|rejected| panic!("{rejected:?}"))
     }
 
-    pub async fn try_enqueue(&self, node: usize, call: &Call) -> Result<Waiter, Rejected> {
+    pub(super) async fn try_enqueue(&self, node: usize, call: &Call) -> Result<Waiter, Rejected> {
         within("a call is answered", self.nodes[node].cluster.enqueue(self.session, call.clone())).await
     }
 
-    pub async fn lease(&mut self, node: usize) -> Lease {
+    pub(super) async fn lease(&mut self, node: usize) -> Lease {
         within("a lease", self.nodes[node].leases.recv()).await.expect("a node that serves")
     }
 
-    pub fn no_lease(&mut self, node: usize) {
+    pub(super) fn no_lease(&mut self, node: usize) {
         assert!(self.nodes[node].leases.try_recv().is_err(), "node {node} got a lease");
     }
 
     /// Another session.
-    pub async fn another(&self) -> SessionId {
+    pub(super) async fn another(&self) -> SessionId {
         self.fixture.session().await.0
     }
 
-    pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
+    pub(super) async fn raw(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.url.as_str()).expect("a URL");
         client.get_multiplexed_async_connection().await.expect("a connection")
     }
 
     /// Keys of the session on the server.
-    pub fn at(&self, what: &str) -> String {
+    pub(super) fn at(&self, what: &str) -> String {
         format!("{}{{{}}}:{what}", self.prefix, self.session)
     }
 
-    pub async fn flush(&self) {
+    pub(super) async fn flush(&self) {
         let _: String = redis::cmd("FLUSHALL").query_async(&mut self.raw().await).await.expect("emptied");
     }
 }
 
 impl Node {
     /// Watches a session on this node, from its head on.
-    pub async fn open_reader(&self, session: SessionId) -> Result<(Reader, Row), Error> {
+    pub(super) async fn open_reader(&self, session: SessionId) -> Result<(Reader, Row), Error> {
         self.cluster.open_reader(&self.log, session).await
     }
 
     /// Does nothing any more until it is thawed: no heartbeat, no renewal, no reading.
-    pub fn freeze(&self, frozen: bool) {
+    pub(super) fn freeze(&self, frozen: bool) {
         self.membership.as_ref().expect("a node of a cluster").frozen.send_replace(frozen);
     }
 
     /// Dies without a word.
-    pub fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         self.membership.take().expect("a node of a cluster").task.abort();
     }
 
-    pub async fn leave(mut self) {
+    pub(super) async fn leave(mut self) {
         if let Some(membership) = self.membership.take() {
             membership.stop.cancel();
             membership.frozen.send_replace(false);
@@ -219,7 +219,7 @@ async fn unless_frozen(inner: impl Future<Output = ()>, mut frozen: watch::Recei
     }
 }
 
-pub fn message(key: KeyId) -> Call {
+pub(super) fn message(key: KeyId) -> Call {
     let params = json::built(r#"{"message":{"content":"hi"}}"#.into());
     let opening = Opening::Message(SendMessage::parse(&params).expect("valid"));
     Call { id: CallId(fresh_id()), key, opening, idempotency: None, traceparent: None }
@@ -227,16 +227,16 @@ pub fn message(key: KeyId) -> Call {
 
 /// The next call, once there is one.
 /// A pause that keeps the gate for that client.
-pub fn held(owner: KeyId) -> Option<Pause> {
+pub(super) fn held(owner: KeyId) -> Option<Pause> {
     Some(Pause { owner, left: Duration::from_millis(1) })
 }
 
 /// A pause of that client that has expired.
-pub fn expired(owner: KeyId) -> Option<Pause> {
+pub(super) fn expired(owner: KeyId) -> Option<Pause> {
     Some(Pause { owner, left: Duration::ZERO })
 }
 
-pub async fn run(lease: &Lease, pause: Option<Pause>) -> CallId {
+pub(super) async fn run(lease: &Lease, pause: Option<Pause>) -> CallId {
     until("a call to run", async || match lease.claim(pause).await {
         Claim::Run(call) => Ok(call.id),
         other => Err(format!("{other:?}")),
@@ -245,13 +245,13 @@ pub async fn run(lease: &Lease, pause: Option<Pause>) -> CallId {
 }
 
 /// Nobody waits any more, and so nobody can go.
-pub async fn idle(lease: &Lease) {
+pub(super) async fn idle(lease: &Lease) {
     until("nobody waits", async || if lease.wanted().await { Err("somebody waits") } else { Ok(()) }).await;
     assert!(matches!(lease.claim(None).await, Claim::Wait), "nobody can go");
 }
 
 /// The progress that satisfies.
-pub async fn told(waiter: &mut Waiter, satisfies: impl Fn(&Progress) -> bool) -> Progress {
+pub(super) async fn told(waiter: &mut Waiter, satisfies: impl Fn(&Progress) -> bool) -> Progress {
     let end = tokio::time::Instant::now() + DEADLINE;
     loop {
         let progress = waiter.progress();
@@ -264,6 +264,6 @@ pub async fn told(waiter: &mut Waiter, satisfies: impl Fn(&Progress) -> bool) ->
 }
 
 /// A call is over, for its waiters on every node: one that were only said to run would be looked for in the log.
-pub fn over() -> Progress {
+pub(super) fn over() -> Progress {
     Progress::Refused(engine::rpc::RpcError::internal())
 }

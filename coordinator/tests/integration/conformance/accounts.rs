@@ -21,7 +21,7 @@ async fn join(fixture: &Fixture, session: SessionId, key: KeyId, byte: u8) {
     fixture.log.append_free(session, key, vec![event(key, EventType::SessionJoin)], side).await.unwrap();
 }
 
-pub async fn profiles_are_made_read_replaced_and_deleted(fixture: &Fixture) {
+pub(super) async fn profiles_are_made_read_replaced_and_deleted(fixture: &Fixture) {
     let accounts = &fixture.accounts;
     let made = accounts.create_profile(fields("a")).await.unwrap();
     assert_eq!(accounts.profile(made.id).await.unwrap(), made);
@@ -49,7 +49,7 @@ pub async fn profiles_are_made_read_replaced_and_deleted(fixture: &Fixture) {
     accounts.create_profile(fields("a")).await.unwrap();
 }
 
-pub async fn a_profile_with_active_keys_cannot_be_deleted(fixture: &Fixture) {
+pub(super) async fn a_profile_with_active_keys_cannot_be_deleted(fixture: &Fixture) {
     let profile = fixture.accounts.create_profile(fields("a")).await.unwrap().id;
     let made = key(fixture, profile, 1).await;
     assert!(matches!(fixture.accounts.delete_profile(profile).await, Err(Error::PreconditionFailed)));
@@ -59,7 +59,7 @@ pub async fn a_profile_with_active_keys_cannot_be_deleted(fixture: &Fixture) {
     assert!(matches!(refused, Err(Error::NotFound)));
 }
 
-pub async fn lists_go_page_by_page_without_gap_or_repetition(fixture: &Fixture) {
+pub(super) async fn lists_go_page_by_page_without_gap_or_repetition(fixture: &Fixture) {
     let mut made = Vec::new();
     for number in 0..7 {
         made.push(fixture.accounts.create_profile(fields(&format!("p{number}"))).await.unwrap().id);
@@ -79,7 +79,7 @@ pub async fn lists_go_page_by_page_without_gap_or_repetition(fixture: &Fixture) 
     assert_eq!(fixture.accounts.profiles(None, 7).await.unwrap().1, None);
 }
 
-pub async fn a_revoked_key_takes_its_session_keys_along(fixture: &Fixture) {
+pub(super) async fn a_revoked_key_takes_its_session_keys_along(fixture: &Fixture) {
     let accounts = &fixture.accounts;
     let profile = accounts.create_profile(fields("a")).await.unwrap().id;
     let (first, second) = (key(fixture, profile, 1).await, key(fixture, profile, 2).await);
@@ -106,7 +106,7 @@ pub async fn a_revoked_key_takes_its_session_keys_along(fixture: &Fixture) {
     assert!(matches!(accounts.revoke_key(KeyId(fresh_id()), || {}).await, Err(Error::NotFound)));
 }
 
-pub async fn use_is_noted_at_most_once_a_minute(fixture: &Fixture) {
+pub(super) async fn use_is_noted_at_most_once_a_minute(fixture: &Fixture) {
     let profile = fixture.accounts.create_profile(fields("a")).await.unwrap().id;
     let made = key(fixture, profile, 1).await;
     let used = async || fixture.accounts.keys(None, 50).await.unwrap().0[0].last_used_at;
@@ -124,7 +124,7 @@ pub async fn use_is_noted_at_most_once_a_minute(fixture: &Fixture) {
     assert!(used().await.unwrap() >= first, "after it");
 }
 
-pub async fn one_admin_key_is_made_however_many_try(fixture: &Fixture) {
+pub(super) async fn one_admin_key_is_made_however_many_try(fixture: &Fixture) {
     assert_eq!(fixture.accounts.admin_key().await.unwrap(), None);
     let tries = (1..=8).map(|byte| {
         let accounts = fixture.accounts.clone();
@@ -141,7 +141,7 @@ pub async fn one_admin_key_is_made_however_many_try(fixture: &Fixture) {
     assert_eq!(fixture.accounts.admin_key().await.unwrap(), Some(digest(9)));
 }
 
-pub async fn a_closing_session_is_listed_as_closed(fixture: &Fixture) {
+pub(super) async fn a_closing_session_is_listed_as_closed(fixture: &Fixture) {
     let profile = fixture.profile().await;
     let key = fixture.key(profile).await;
     let mut made = Vec::new();
@@ -173,7 +173,7 @@ pub async fn a_closing_session_is_listed_as_closed(fixture: &Fixture) {
 }
 
 /// However the two meet: afterwards there is no active key of a deleted profile.
-pub async fn no_key_is_made_for_a_profile_that_is_just_deleted(fixture: &Fixture) {
+pub(super) async fn no_key_is_made_for_a_profile_that_is_just_deleted(fixture: &Fixture) {
     for round in 0..20 {
         let profile = fixture.profile().await;
         let accounts = fixture.accounts.clone();

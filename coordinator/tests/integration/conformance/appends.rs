@@ -7,7 +7,7 @@ use engine::gate::{Gate, GateFound};
 use engine::ids::CallId;
 use engine::outcome::Outcome;
 
-pub async fn an_old_owner_writes_nothing(fixture: &Fixture) {
+pub(super) async fn an_old_owner_writes_nothing(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let old = fixture.own(session).await.epoch;
     let open = opening(session, old, key, GateFound::Free);
@@ -24,7 +24,7 @@ pub async fn an_old_owner_writes_nothing(fixture: &Fixture) {
     assert_eq!(fixture.contiguous(session).await.len(), 3);
 }
 
-pub async fn a_call_goes_on_only_as_itself(fixture: &Fixture) {
+pub(super) async fn a_call_goes_on_only_as_itself(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
@@ -40,7 +40,7 @@ pub async fn a_call_goes_on_only_as_itself(fixture: &Fixture) {
     assert_eq!(fixture.contiguous(session).await.len(), 3);
 }
 
-pub async fn a_call_is_recorded_with_its_end(fixture: &Fixture) {
+pub(super) async fn a_call_is_recorded_with_its_end(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
@@ -70,7 +70,7 @@ pub async fn a_call_is_recorded_with_its_end(fixture: &Fixture) {
     assert_eq!(calls, [None, Some(open.call), None, Some(open.call), Some(both.call)]);
 }
 
-pub async fn an_idempotency_key_opens_one_call(fixture: &Fixture) {
+pub(super) async fn an_idempotency_key_opens_one_call(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let keyed = |digest: u8| {
@@ -95,7 +95,7 @@ pub async fn an_idempotency_key_opens_one_call(fixture: &Fixture) {
 }
 
 /// An append fails as a whole: its first event is not there when its second cannot be.
-pub async fn a_refused_append_leaves_nothing_behind(fixture: &Fixture) {
+pub(super) async fn a_refused_append_leaves_nothing_behind(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let taken = event(key, EventType::SandboxRunning);
@@ -119,7 +119,7 @@ pub async fn a_refused_append_leaves_nothing_behind(fixture: &Fixture) {
 }
 
 /// docs/api.md 1.4: text as it came, whatever numbers, order of keys, or characters it has.
-pub async fn payloads_come_back_as_they_were(fixture: &Fixture) {
+pub(super) async fn payloads_come_back_as_they_were(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let payload =

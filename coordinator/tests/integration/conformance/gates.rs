@@ -28,7 +28,7 @@ async fn paused(fixture: &Fixture, time: Duration) -> (SessionId, KeyId, KeyId, 
     (session, owner, other, epoch)
 }
 
-pub async fn a_free_gate_opens_once(fixture: &Fixture) {
+pub(super) async fn a_free_gate_opens_once(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     refused(fixture, session, epoch, key, GateFound::OwnPause).await;
@@ -44,7 +44,7 @@ pub async fn a_free_gate_opens_once(fixture: &Fixture) {
 }
 
 /// Expiry is judged with the database's clock, in the append that opens the next call.
-pub async fn a_pause_is_its_owners_until_it_expires(fixture: &Fixture) {
+pub(super) async fn a_pause_is_its_owners_until_it_expires(fixture: &Fixture) {
     let (session, owner, other, epoch) = paused(fixture, Duration::from_secs(60)).await;
     let phase = fixture.log.row(session).await.unwrap().gate;
     assert!(
@@ -80,7 +80,7 @@ pub async fn a_pause_is_its_owners_until_it_expires(fixture: &Fixture) {
         .expect("an owner's answer comes in time until then");
 }
 
-pub async fn a_revoked_keys_pause_is_over(fixture: &Fixture) {
+pub(super) async fn a_revoked_keys_pause_is_over(fixture: &Fixture) {
     let (session, owner, other, epoch) = paused(fixture, Duration::from_secs(60)).await;
     let alone = fixture.log.expire_pauses_of(owner).await.unwrap();
     assert_eq!(alone, [(session, RemainingClients::None)], "no other client has a key for it");

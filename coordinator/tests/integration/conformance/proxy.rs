@@ -29,14 +29,14 @@ struct Shared {
     late: Mutex<Option<(TcpStream, Vec<u8>)>>,
 }
 
-pub struct Proxy {
+pub(super) struct Proxy {
     shared: Arc<Shared>,
     port: u16,
     accepting: tokio::task::JoinHandle<()>,
 }
 
 impl Proxy {
-    pub async fn to(server: u16) -> Self {
+    pub(super) async fn to(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("its number").port();
         let shared = Arc::new(Shared::default());
@@ -54,7 +54,7 @@ impl Proxy {
         Self { shared, port, accepting }
     }
 
-    pub fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("postgres://bae@127.0.0.1:{}", self.port)
     }
 
@@ -62,24 +62,24 @@ impl Proxy {
         *self.shared.plan.lock().unwrap() = plan;
     }
 
-    pub fn swallow(&self) {
+    pub(super) fn swallow(&self) {
         self.plan(Plan::Swallow);
     }
 
-    pub fn pass(&self) {
+    pub(super) fn pass(&self) {
         self.plan(Plan::Pass);
     }
 
-    pub fn cut_when_sent(&self, text: &str) {
+    pub(super) fn cut_when_sent(&self, text: &str) {
         self.plan(Plan::CutWhenSent(text.as_bytes().to_vec()));
     }
 
-    pub fn hold_back(&self, text: &str) {
+    pub(super) fn hold_back(&self, text: &str) {
         self.plan(Plan::HoldBack(text.as_bytes().to_vec()));
     }
 
     /// Delivers late what was held back; returns once the server has dealt with it.
-    pub async fn deliver(&self) {
+    pub(super) async fn deliver(&self) {
         let (mut server, text) = self.shared.late.lock().unwrap().take().expect("something was held back");
         server.write_all(&text).await.expect("the server listens");
         let mut answer = [0; 1 << 12];
@@ -87,12 +87,12 @@ impl Proxy {
         assert!(read > 0, "the server was gone");
     }
 
-    pub fn cut_when_answered(&self, text: &str) {
+    pub(super) fn cut_when_answered(&self, text: &str) {
         self.plan(Plan::CutWhenAnswered(text.as_bytes().to_vec()));
     }
 
     /// Returns once so many connections were cut.
-    pub async fn cuts(&self, number: usize) {
+    pub(super) async fn cuts(&self, number: usize) {
         let mut cuts = self.shared.cuts.subscribe();
         cuts.wait_for(|cuts| *cuts >= number).await.expect("the proxy lives");
     }

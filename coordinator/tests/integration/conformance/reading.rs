@@ -12,7 +12,7 @@ use engine::provider::Wire;
 use engine::request::{DeltaChain, Kind, Request};
 use std::sync::Arc;
 
-pub async fn pages_go_on_where_the_last_ended(fixture: &Fixture) {
+pub(super) async fn pages_go_on_where_the_last_ended(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     for _ in 0..10 {
         let events = (0..5).map(|_| event(key, EventType::SandboxRunning)).collect();
@@ -35,7 +35,7 @@ pub async fn pages_go_on_where_the_last_ended(fixture: &Fixture) {
 }
 
 /// A page is not larger than about 4 MiB, however many events were asked for; nothing is lost between pages.
-pub async fn large_events_cut_a_page(fixture: &Fixture) {
+pub(super) async fn large_events_cut_a_page(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let mut sent = Vec::new();
     for letter in ["a", "b", "c", "d", "e"] {
@@ -90,7 +90,7 @@ fn asks(key: KeyId, request: &Arc<Request>) -> NewEvent {
 }
 
 /// Requests are stored as what is new in each, and read as they were sent, wherever a page begins.
-pub async fn requests_are_whole(fixture: &Fixture) {
+pub(super) async fn requests_are_whole(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let sent = [
@@ -139,7 +139,7 @@ pub async fn requests_are_whole(fixture: &Fixture) {
     }
 }
 
-pub async fn a_session_is_folded_from_its_compaction(fixture: &Fixture) {
+pub(super) async fn a_session_is_folded_from_its_compaction(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let mut open = opening(session, epoch, key, GateFound::Free);
@@ -190,7 +190,7 @@ pub async fn a_session_is_folded_from_its_compaction(fixture: &Fixture) {
     assert!(fixture.log.fold(session).await.unwrap().bytes() > said.len());
 }
 
-pub async fn a_reader_sees_each_event_once_in_order(fixture: &Fixture) {
+pub(super) async fn a_reader_sees_each_event_once_in_order(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let (mut reader, row) = Reader::open(&fixture.log, session, async {}).await.unwrap();
     assert_eq!(row.head, 1);

@@ -11,7 +11,7 @@ use engine::ids::{EventId, SessionId};
 use engine::outcome::Outcome;
 use std::sync::Arc;
 
-pub async fn of_two_that_take_one_wins(fixture: &Fixture) {
+pub(super) async fn of_two_that_take_one_wins(fixture: &Fixture) {
     let (session, _) = fixture.session().await;
     let seen = fixture.log.row(session).await.unwrap().epoch;
     let tries: Vec<_> = (0..8)
@@ -31,7 +31,7 @@ pub async fn of_two_that_take_one_wins(fixture: &Fixture) {
     assert_eq!(fixture.log.row(session).await.unwrap().epoch, seen + 1);
 }
 
-pub async fn crash_takeovers_are_counted(fixture: &Fixture) {
+pub(super) async fn crash_takeovers_are_counted(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
@@ -61,7 +61,7 @@ pub async fn crash_takeovers_are_counted(fixture: &Fixture) {
     assert!(fixture.log.unfinished().await.unwrap().is_empty());
 }
 
-pub async fn closing_has_two_steps_and_one_end(fixture: &Fixture) {
+pub(super) async fn closing_has_two_steps_and_one_end(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
@@ -93,7 +93,7 @@ pub async fn closing_has_two_steps_and_one_end(fixture: &Fixture) {
 }
 
 /// Two nodes finish a closing; the slower one's watchers have not been told of the last event.
-pub async fn a_closing_that_another_finished_ends_no_stream_early(fixture: &Fixture) {
+pub(super) async fn a_closing_that_another_finished_ends_no_stream_early(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     fixture.log.begin_close(session, key, "client_close").await.unwrap();
     let slower = Log::new(fixture.db.clone(), Arc::new(Feeds::default()));
@@ -104,7 +104,7 @@ pub async fn a_closing_that_another_finished_ends_no_stream_early(fixture: &Fixt
     assert!(head.status == LogStatus::Open || head.number > row.head, "it ends before session.close: {head:?}");
 }
 
-pub async fn a_failed_session_takes_nothing(fixture: &Fixture) {
+pub(super) async fn a_failed_session_takes_nothing(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let open = opening(session, epoch, key, GateFound::Free);
@@ -124,7 +124,7 @@ pub async fn a_failed_session_takes_nothing(fixture: &Fixture) {
     assert!(matches!(fixture.log.take(session, epoch).await, Err(Error::Fenced)));
 }
 
-pub async fn clients_join_and_register(fixture: &Fixture) {
+pub(super) async fn clients_join_and_register(fixture: &Fixture) {
     let profile = fixture.profile().await;
     let (opener, joiner) = (fixture.key(profile).await, fixture.key(profile).await);
     let session = fixture.session_of(profile, opener, State::Open).await;
@@ -164,7 +164,7 @@ pub async fn clients_join_and_register(fixture: &Fixture) {
     assert_eq!(record.fallbacks, ["second"]);
 }
 
-pub async fn an_unknown_session_is_not_found(fixture: &Fixture) {
+pub(super) async fn an_unknown_session_is_not_found(fixture: &Fixture) {
     let (_, key) = fixture.session().await;
     let unknown = SessionId(coordinator::fresh_id());
     assert!(matches!(fixture.log.row(unknown).await, Err(Error::NotFound)));

@@ -7,7 +7,7 @@ use engine::ids::EventId;
 use std::collections::HashSet;
 
 /// F7: a turn and twenty writers of reports in one session.
-pub async fn numbers_have_no_hole_under_twenty_writers(fixture: &Fixture) {
+pub(super) async fn numbers_have_no_hole_under_twenty_writers(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let epoch = fixture.own(session).await.epoch;
     let mut writers = Vec::new();
@@ -48,7 +48,7 @@ pub async fn numbers_have_no_hole_under_twenty_writers(fixture: &Fixture) {
 }
 
 /// The write that was begun is applied and published, although nobody waits for it.
-pub async fn a_caller_that_leaves_stops_nothing(fixture: &Fixture) {
+pub(super) async fn a_caller_that_leaves_stops_nothing(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let (mut reader, _) = coordinator::reader::Reader::open(&fixture.log, session, async {}).await.unwrap();
     let mut ids: Vec<EventId> = Vec::new();
@@ -78,7 +78,7 @@ pub async fn a_caller_that_leaves_stops_nothing(fixture: &Fixture) {
 }
 
 /// Appends of different sessions, some of which are refused, do not get into each other's way.
-pub async fn many_sessions_are_written_at_once(fixture: &Fixture) {
+pub(super) async fn many_sessions_are_written_at_once(fixture: &Fixture) {
     let mut turns = Vec::new();
     for number in 0..30 {
         let (session, key) = fixture.session().await;

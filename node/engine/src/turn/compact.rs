@@ -16,8 +16,8 @@ use crate::rpc::RpcError;
 use serde_json::json;
 
 /// The instruction used where neither the call nor the session gives one.
-pub const INSTRUCTION: &str = "Summarize this conversation so that it can be continued from the summary alone. Write one \
-    self-contained text: the user's goals and constraints, what was decided and why, what was done and found (with names, \
+pub(super) const INSTRUCTION: &str = "Summarize this conversation so that it can be continued from the summary alone. \
+    Write one self-contained text: the user's goals and constraints, what was decided and why, what was done and found (with names, \
     paths, numbers and identifiers exactly as they are), what is still open, and the next step. Do not call tools and do not \
     address the user; write only the summary.";
 

@@ -14,7 +14,7 @@ use engine::rpc::RpcError;
 type Ended = Result<(Outcome, GateAfter), Cut>;
 
 /// `session.compact`, an expired pause retired first.
-pub fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
+pub(crate) fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
     if reader.call.gate == GateFound::ExpiredPause {
         retired(reader, state)?;
         state.seen.add("abandonments by a compact", 1);
@@ -38,7 +38,7 @@ pub fn manual(reader: &mut Reader<'_>, state: &mut State) -> Ended {
 }
 
 /// The automatic one behind a completed turn, where the backoff allows it.
-pub fn automatic(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
+pub(crate) fn automatic(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
     let (Compaction::Auto { size }, Some(tokens)) = (reader.compaction, state.usage) else { return Ok(()) };
     if tokens <= *size || state.failed.is_some_and(|failed| tokens <= failed) {
         state.seen.add("backoffs", usize::from(tokens > *size));
@@ -101,7 +101,7 @@ fn attempt(reader: &mut Reader<'_>, state: &mut State) -> Result<Result<Outcome,
 }
 
 /// How a call ends whose nodes were lost too often: as far as a compaction goes, without harm to the session.
-pub fn given_up(reader: &Reader<'_>) -> (Outcome, GateAfter) {
+pub(crate) fn given_up(reader: &Reader<'_>) -> (Outcome, GateAfter) {
     let reply = reader.events.iter().rev().find(|e| e.event.kind == EventType::ServerMessage);
     let compacting = reader.events.iter().any(|e| e.event.kind == EventType::CompactionStarted);
     let failed = reader

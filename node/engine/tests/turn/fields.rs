@@ -46,7 +46,7 @@ fn members(kind: EventType, payload: &Fields) -> Vec<&'static str> {
 }
 
 /// Checks one event of a call.
-pub fn check(event: &Event) {
+pub(crate) fn check(event: &Event) {
     let (kind, payload) = (event.event.kind, Fields::payload(event));
     let mut expected = members(kind, &payload);
     let optional: &[&str] = match kind {

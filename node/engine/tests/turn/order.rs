@@ -17,16 +17,16 @@ use engine::turn::Opening;
 
 /// What a run has shown; a test asserts that nothing of it never happened.
 #[derive(Debug, Default, Clone)]
-pub struct Seen(pub std::collections::BTreeMap<&'static str, usize>);
+pub(crate) struct Seen(pub std::collections::BTreeMap<&'static str, usize>);
 
 impl Seen {
-    pub fn add(&mut self, what: &'static str, times: usize) {
+    pub(crate) fn add(&mut self, what: &'static str, times: usize) {
         *self.0.entry(what).or_default() += times;
     }
 }
 
 /// The call was given up in the middle, after too many takeovers.
-pub struct Cut;
+pub(crate) struct Cut;
 
 /// A use of a round and the server's result for it.
 struct ToolUse {
@@ -38,7 +38,7 @@ struct ToolUse {
 
 /// What earlier calls leave behind.
 #[derive(Default)]
-pub struct State {
+pub(crate) struct State {
     pause: Option<Vec<ToolUse>>,
     pub usage: Option<u64>,
     pub failed: Option<u64>,
@@ -46,7 +46,7 @@ pub struct State {
 }
 
 /// The events of one call, read from the front.
-pub struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     pub events: &'a [&'a Event],
     pub at: usize,
     pub call: &'a Call,
@@ -57,11 +57,11 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub fn peek(&self) -> Option<EventType> {
+    pub(crate) fn peek(&self) -> Option<EventType> {
         self.events.get(self.at).map(|e| e.event.kind)
     }
 
-    pub fn take(&mut self, kind: EventType) -> Result<Fields, Cut> {
+    pub(crate) fn take(&mut self, kind: EventType) -> Result<Fields, Cut> {
         self.take_of(kind, self.call.key, false)
     }
 
@@ -82,14 +82,14 @@ impl<'a> Reader<'a> {
         Ok(payload)
     }
 
-    pub fn error(&mut self, reason: &str) -> Result<Fields, Cut> {
+    pub(crate) fn error(&mut self, reason: &str) -> Result<Fields, Cut> {
         let payload = self.take(EventType::SessionError)?;
         assert!(payload.is("reason", reason), "{payload:?} is not {reason}");
         Ok(payload)
     }
 
     /// One walk over the providers: the answer's payload, or how many attempts failed.
-    pub fn walk(&mut self, purpose: bool, seen: &mut Seen) -> Result<Result<Fields, usize>, Cut> {
+    pub(crate) fn walk(&mut self, purpose: bool, seen: &mut Seen) -> Result<Result<Fields, usize>, Cut> {
         for attempt in 1..=self.providers {
             let kind = if attempt == 1 { "primary" } else { "fallback" };
             let request = self.take(EventType::ProviderRequest)?;
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Checks a whole session.
-pub fn check(world: &World<'_>) -> Seen {
+pub(crate) fn check(world: &World<'_>) -> Seen {
     let mut state = State::default();
     for (i, event) in world.log.iter().enumerate() {
         assert_eq!(event.number, i as u64 + 1);
@@ -187,7 +187,7 @@ fn fails(reader: &mut Reader<'_>, reason: &str) -> Ended {
 }
 
 /// `driver_turn_abandoned`, where the call takes a pause over.
-pub fn abandonment(reader: &mut Reader<'_>) -> Result<(), Cut> {
+pub(crate) fn abandonment(reader: &mut Reader<'_>) -> Result<(), Cut> {
     let owner = reader.call.owner.expect("a pause has an owner");
     let payload = reader.take_of(EventType::SessionError, owner, false)?;
     assert!(payload.is("reason", "driver_turn_abandoned"), "{payload:?}");
@@ -196,7 +196,7 @@ pub fn abandonment(reader: &mut Reader<'_>) -> Result<(), Cut> {
 }
 
 /// A pause given up with no user message to carry its results: its client's results are made up in a message of the server.
-pub fn retired(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
+pub(crate) fn retired(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
     let uses = state.pause.take().expect("a pause");
     abandonment(reader)?;
     let message = reader.take(EventType::ServerMessage)?;

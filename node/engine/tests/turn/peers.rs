@@ -11,7 +11,7 @@ use engine::turn::{McpReply, Reply};
 use std::fmt::Write;
 
 /// Blocks and strings of clients' messages.
-pub const MESSAGES: [&str; 4] = [
+pub(crate) const MESSAGES: [&str; 4] = [
     r#""hello""#,
     r#""caf\u00e9 \u0000 \ud83d\ude00 \/""#,
     r#"[{"type":"text","text":"look"},{"type":"image","z":1.10,"a":12345678901234567890123,"e":1e400}]"#,
@@ -19,7 +19,7 @@ pub const MESSAGES: [&str; 4] = [
 ];
 
 /// Members of client results, after type and id.
-pub const RESULTS: [&str; 4] = [
+pub(crate) const RESULTS: [&str; 4] = [
     r#","content":"ok \u0000""#,
     r#","content":[{"type":"text","text":"r\u00e9"},{"type":"json","n":1.10,"big":12345678901234567890123}]"#,
     "",
@@ -44,11 +44,11 @@ const CONTENTS: [&str; 4] = [
 ];
 
 /// A schema whose text no careless pass leaves alone.
-pub const SCHEMA: &str =
+pub(crate) const SCHEMA: &str =
     r#"{"type":"object","z":1.10,"properties":{"command":{"type":"string"}},"required":["command"],"a":1e400}"#;
 
 /// The tools of one client at one time.
-pub fn toolbox(variant: usize) -> Toolbox {
+pub(crate) fn toolbox(variant: usize) -> Toolbox {
     let tool = |name: &str| format!(r#"{{"name":"{name}","input_schema":{SCHEMA}}}"#);
     let subagents = r#"{"name":"sub","image":"img","subagents":[{"harness":"claude","command_template":"c {model}","prompt_via":"stdin"}]}"#;
     let (tools, sandbox, subagents) = match variant {
@@ -76,7 +76,7 @@ pub fn toolbox(variant: usize) -> Toolbox {
 }
 
 /// The names of those tools, as a model must be offered them.
-pub fn offered(variant: usize) -> &'static [&'static str] {
+pub(crate) fn offered(variant: usize) -> &'static [&'static str] {
     match variant {
         0 => &["c1", "c2", "run", "sub", "m1", "m2"],
         1 => &["c1", "run", "sub", "m1", "m2"],
@@ -86,7 +86,7 @@ pub fn offered(variant: usize) -> &'static [&'static str] {
 }
 
 /// The profile's providers.
-pub fn entries(wires: &[Wire]) -> Vec<Entry> {
+pub(crate) fn entries(wires: &[Wire]) -> Vec<Entry> {
     let entry = |(i, wire): (usize, &Wire)| Entry {
         name: format!("p{i}"),
         wire: *wire,
@@ -98,7 +98,7 @@ pub fn entries(wires: &[Wire]) -> Vec<Entry> {
 }
 
 /// What a provider of that format makes of an answer; `ask` numbers the round trips of the session.
-pub fn reply(answer: &Answer, wire: Wire, ask: usize) -> Reply {
+pub(crate) fn reply(answer: &Answer, wire: Wire, ask: usize) -> Reply {
     let body = |text: String| Some(json::read(text.as_bytes()).unwrap_or_else(|error| panic!("{error}: {text}")));
     match answer {
         Answer::Blocks(blocks, usage) => {
@@ -181,7 +181,7 @@ fn call(id: &str, tool: &str, input: &str) -> String {
 }
 
 /// What an MCP server answers.
-pub fn mcp_reply(outcome: Mcp) -> McpReply {
+pub(crate) fn mcp_reply(outcome: Mcp) -> McpReply {
     let raw = |text: &str| -> Raw { json::parse(text).unwrap() };
     match outcome {
         Mcp::Works(i) => McpReply::Result {
@@ -199,11 +199,11 @@ pub fn mcp_reply(outcome: Mcp) -> McpReply {
 }
 
 /// A client's result for one of its uses.
-pub fn result(id: &str, variant: usize) -> String {
+pub(crate) fn result(id: &str, variant: usize) -> String {
     format!(r#"{{"type":"tool_result","tool_use_id":{}{}}}"#, crate::read::quoted(id), RESULTS[variant % RESULTS.len()])
 }
 
 /// Whether the client runs it.
-pub fn is_client(one: &ToolUse) -> bool {
+pub(crate) fn is_client(one: &ToolUse) -> bool {
     one.dispatch == Dispatch::Client
 }

@@ -8,7 +8,7 @@ use engine::turn::Opening;
 
 /// GateAfter which appends the program is stopped and started anew.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Stops {
+pub(crate) enum Stops {
     Never,
     /// Every one but those that leave an MCP call under way, whose outcome would be lost.
     Harmless,
@@ -20,7 +20,7 @@ pub enum Stops {
 
 /// How a script is run.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub stops: Stops,
     /// Fold from the newest completed compaction on, not from the start.
     pub newest: bool,
@@ -34,7 +34,7 @@ pub struct Plan {
 
 /// What the session's row says.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Row {
+pub(crate) enum Row {
     Idle,
     Running,
     Paused(KeyId),
@@ -43,7 +43,7 @@ pub enum Row {
 
 /// A call that was opened.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub(crate) struct Call {
     pub id: CallId,
     pub key: KeyId,
     pub opening: Opening,

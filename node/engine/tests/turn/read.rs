@@ -6,82 +6,82 @@ use std::collections::BTreeMap;
 
 /// The members of an object, each as its text.
 #[derive(Debug, Clone)]
-pub struct Fields(BTreeMap<String, Box<RawValue>>);
+pub(crate) struct Fields(BTreeMap<String, Box<RawValue>>);
 
 impl Fields {
-    pub fn of(json: &str) -> Self {
+    pub(crate) fn of(json: &str) -> Self {
         Self(serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}")))
     }
 
     /// None where the text is no object.
-    pub fn maybe(json: &str) -> Option<Self> {
+    pub(crate) fn maybe(json: &str) -> Option<Self> {
         serde_json::from_str(json).ok().map(Self)
     }
 
-    pub fn payload(event: &Event) -> Self {
+    pub(crate) fn payload(event: &Event) -> Self {
         Self::of(&event.event.payload.text())
     }
 
     /// The names, sorted.
-    pub fn names(&self) -> Vec<&str> {
+    pub(crate) fn names(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
     }
 
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
     /// The member's text.
-    pub fn raw(&self, name: &str) -> &str {
+    pub(crate) fn raw(&self, name: &str) -> &str {
         self.0.get(name).unwrap_or_else(|| panic!("no member {name} in {:?}", self.0)).get()
     }
 
     /// The member, which is a string.
-    pub fn str(&self, name: &str) -> String {
+    pub(crate) fn str(&self, name: &str) -> String {
         string(self.raw(name))
     }
 
     /// Whether the member is that string.
-    pub fn is(&self, name: &str, value: &str) -> bool {
+    pub(crate) fn is(&self, name: &str, value: &str) -> bool {
         self.0.get(name).is_some_and(|raw| serde_json::from_str::<String>(raw.get()).is_ok_and(|text| text == value))
     }
 
     /// The member, which is a number or null.
-    pub fn number(&self, name: &str) -> Option<u64> {
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
         serde_json::from_str(self.raw(name)).unwrap_or_else(|error| panic!("{error}: {}", self.raw(name)))
     }
 
-    pub fn bool(&self, name: &str) -> bool {
+    pub(crate) fn bool(&self, name: &str) -> bool {
         serde_json::from_str(self.raw(name)).unwrap_or_else(|error| panic!("{error}: {}", self.raw(name)))
     }
 
     /// The elements of the member, which is an array.
-    pub fn list(&self, name: &str) -> Vec<String> {
+    pub(crate) fn list(&self, name: &str) -> Vec<String> {
         list(self.raw(name))
     }
 }
 
 /// The elements of an array, each as its text.
-pub fn list(json: &str) -> Vec<String> {
+pub(crate) fn list(json: &str) -> Vec<String> {
     let list: Vec<Box<RawValue>> = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
     list.iter().map(|element| element.get().to_owned()).collect()
 }
 
-pub fn string(json: &str) -> String {
+pub(crate) fn string(json: &str) -> String {
     serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
 }
 
 /// The text as a JSON string.
-pub fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Content as blocks: a string is one text block.
-pub fn blocks(content: &str) -> Vec<String> {
+pub(crate) fn blocks(content: &str) -> Vec<String> {
     if content.starts_with('[') { list(content) } else { vec![format!(r#"{{"type":"text","text":{content}}}"#)] }
 }
 
 /// `[a,b]`.
-pub fn array(elements: &[String]) -> String {
+pub(crate) fn array(elements: &[String]) -> String {
     format!("[{}]", elements.join(","))
 }

@@ -16,14 +16,14 @@ use engine::turn::Opening;
 type Said = (String, String);
 
 /// Index of the newest completed compaction's preamble; of the start if there is none, or its reference is broken.
-pub fn start(log: &[Event]) -> usize {
+pub(crate) fn start(log: &[Event]) -> usize {
     let newest = log.iter().rev().find(|e| e.event.kind == EventType::CompactionCompleted);
     let preamble = newest.map(|e| Fields::payload(e).str("preamble_event_id"));
     preamble.and_then(|id| log.iter().position(|e| e.event.id.to_string() == id)).unwrap_or(0)
 }
 
 /// Usage sum of the newest answer that is no compaction's.
-pub fn usage(log: &[Event]) -> Option<u64> {
+pub(crate) fn usage(log: &[Event]) -> Option<u64> {
     let responses = log.iter().rev().filter(|e| e.event.kind == EventType::ProviderResponse).map(Fields::payload);
     let newest = responses.into_iter().find(|r| r.bool("ok") && !r.has("purpose"))?;
     let usage = Fields::maybe(newest.raw("usage")).filter(|_| newest.raw("usage") != "null")?;
@@ -39,7 +39,7 @@ struct Round {
 }
 
 /// What the log says so far, before normalisation.
-pub fn history(log: &[Event]) -> Vec<Said> {
+pub(crate) fn history(log: &[Event]) -> Vec<Said> {
     let mut said: Vec<Said> = Vec::new();
     let mut round: Option<Round> = None;
     for event in log[start(log)..].iter().filter(|e| e.call.is_some()) {
@@ -91,7 +91,7 @@ pub fn history(log: &[Event]) -> Vec<Said> {
 }
 
 /// The block of a result the server made.
-pub fn block(result: &Fields) -> String {
+pub(crate) fn block(result: &Fields) -> String {
     let error = if result.bool("is_error") { r#","is_error":true"# } else { "" };
     let (id, content) = (result.raw("tool_use_id"), result.raw("content"));
     format!(r#"{{"type":"tool_result","tool_use_id":{id},"content":{content}{error}}}"#)
@@ -133,7 +133,7 @@ fn normalise(said: Vec<Said>) -> (Vec<Said>, Option<String>) {
 }
 
 /// Everything that must hold of a request when it is sent.
-pub fn check(world: &World<'_>, request: &Request) {
+pub(crate) fn check(world: &World<'_>, request: &Request) {
     let at =
         world.log.iter().rposition(|e| e.event.kind == EventType::ProviderRequest).expect("logged before it is sent");
     let Payload::Request(logged) = &world.log[at].event.payload else { panic!("a request's payload") };
@@ -203,7 +203,7 @@ fn pairs(messages: &[String]) {
 }
 
 /// The tools offered, and their schemas as declared.
-pub fn offers(request: &Request, names: &[&str]) {
+pub(crate) fn offers(request: &Request, names: &[&str]) {
     let tools: Vec<Fields> = list(request.tools.get()).iter().map(|tool| Fields::of(tool)).collect();
     assert_eq!(tools.iter().map(|tool| tool.str("name")).collect::<Vec<_>>(), names);
     let schemas = tools.iter().filter(|tool| tool.raw("input_schema") == SCHEMA).count();

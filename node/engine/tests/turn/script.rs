@@ -10,7 +10,7 @@ use proptest::sample::select;
 
 /// A session's whole outside.
 #[derive(Debug, Clone)]
-pub struct Script {
+pub(crate) struct Script {
     pub compaction: Compaction,
     pub max_rounds: u32,
     /// Wire formats of the primary provider and its fallbacks.
@@ -29,7 +29,7 @@ pub struct Script {
 
 /// One call.
 #[derive(Debug, Clone)]
-pub struct Op {
+pub(crate) struct Op {
     /// Which client; a tool answer is sent by the pause's owner unless this is `Stranger`.
     pub by: By,
     pub what: What,
@@ -44,7 +44,7 @@ pub struct Op {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum By {
+pub(crate) enum By {
     /// The owner of the pause, the first client without one.
     Owner,
     /// Somebody else.
@@ -52,7 +52,7 @@ pub enum By {
 }
 
 #[derive(Debug, Clone)]
-pub enum What {
+pub(crate) enum What {
     Plain(usize),
     /// A message of role `assistant`.
     Assistant,
@@ -62,7 +62,7 @@ pub enum What {
 
 /// How an answer fits the pause.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fit {
+pub(crate) enum Fit {
     Right,
     /// With copies for the server's own uses, in reverse order, and a text.
     Copies,
@@ -74,7 +74,7 @@ pub enum Fit {
 
 /// What a provider does with a request.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub(crate) enum Answer {
     Blocks(Vec<Block>, Option<u64>),
     /// Cut by its budget, its last tool use half received.
     Cut(Vec<Block>, Option<u64>),
@@ -86,7 +86,7 @@ pub enum Answer {
 }
 
 #[derive(Debug, Clone)]
-pub enum Block {
+pub(crate) enum Block {
     Text(usize),
     /// A block type the product does not know.
     Other,
@@ -99,7 +99,7 @@ pub enum Block {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Mcp {
+pub(crate) enum Mcp {
     Works(usize),
     SaysError,
     Fails,
@@ -182,7 +182,7 @@ fn compaction() -> impl Strategy<Value = Compaction> {
 }
 
 /// Any script.
-pub fn script() -> impl Strategy<Value = Script> {
+pub(crate) fn script() -> impl Strategy<Value = Script> {
     let wires = prop::collection::vec(select(vec![Wire::Anthropic, Wire::OpenAi]), 1..4);
     let outside = (
         prop::collection::vec(answer(), 4..24),

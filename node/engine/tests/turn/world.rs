@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long the tests' pauses keep the gate.
-pub const PAUSE: std::time::Duration = std::time::Duration::from_secs(120);
+pub(crate) const PAUSE: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[derive(Default)]
 struct Cursor {
@@ -31,7 +31,7 @@ struct Cursor {
     stores: usize,
 }
 
-pub struct World<'a> {
+pub(crate) struct World<'a> {
     pub script: &'a Script,
     pub plan: Plan,
     fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
@@ -56,12 +56,12 @@ pub struct World<'a> {
     tools: [Toolbox; 4],
 }
 
-pub fn client(n: u8) -> KeyId {
+pub(crate) fn client(n: u8) -> KeyId {
     KeyId([n; 16])
 }
 
 /// Runs a whole script and hands over what became of it.
-pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -> T {
+pub(crate) fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -> T {
     let ids = AtomicU64::new(1);
     let fresh = || (u128::from(ids.fetch_add(1, Ordering::Relaxed)) << 64).to_be_bytes();
     let op = Op { by: By::Owner, what: What::Assistant, late: false, tools: 0, primary: true, running: 0 };
@@ -96,12 +96,12 @@ pub fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -
 
 impl<'a> World<'a> {
     /// Bytes of each stored request, in order.
-    pub fn stored_bytes(&self) -> Vec<usize> {
+    pub(crate) fn stored_bytes(&self) -> Vec<usize> {
         self.stored.values().map(String::len).collect()
     }
 
     /// What decisions need beside the log.
-    pub fn context(&self) -> Context<'a> {
+    pub(crate) fn context(&self) -> Context<'a> {
         let mut entries = peers::entries(&self.script.wires).into_iter();
         let primary = entries.next().filter(|_| self.op.primary).ok_or_else(|| "unknown provider \"p0\"".to_owned());
         Context {

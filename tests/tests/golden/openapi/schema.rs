@@ -15,7 +15,7 @@ pub(super) struct Schemas<'a> {
 
 impl Schemas<'_> {
     /// Fails unless the value fits; the error says where it does not.
-    pub fn check(&self, schema: &Value, value: &Value) -> Result<(), String> {
+    pub(super) fn check(&self, schema: &Value, value: &Value) -> Result<(), String> {
         for (keyword, wanted) in schema.as_object().ok_or("a schema is no object")? {
             self.keyword(keyword, wanted, schema, value)?;
         }
@@ -23,7 +23,7 @@ impl Schemas<'_> {
     }
 
     /// Fails unless every reference of the document leads somewhere.
-    pub fn check_references(&self, part: &Value) {
+    pub(super) fn check_references(&self, part: &Value) {
         match part {
             Value::Object(members) => {
                 if let Some(reference) = members.get("$ref") {
