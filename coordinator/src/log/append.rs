@@ -71,9 +71,9 @@ impl Log {
     /// Appends a turn's events and publishes them. Returns them as committed.
     ///
     /// # Errors
-    /// `Fenced`, `NotOpen`; `PreconditionFailed` when the gate is not as the opening call found it; `Duplicate` when another call has
-    /// its idempotency key; `Unavailable` with nothing applied; `Unknown` when it may still come: take the session anew,
-    /// which fences it off, before anything else is written.
+    /// `Fenced`, `NotOpen`; `PreconditionFailed` when the gate is not as the opening call found it; `Duplicate` when another
+    /// call has its idempotency key; `Unavailable` with nothing applied; `Unknown` when it may still come: take the session
+    /// anew, which fences it off, before anything else is written.
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
         let session = append.session;

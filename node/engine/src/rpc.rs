@@ -78,10 +78,7 @@ impl RpcError {
 
     /// `-32602`: an idempotency key was used again with other params.
     pub fn idempotency_key_reused() -> Self {
-        Self::new(
-            INVALID_PARAMS,
-            "Invalid params: idempotency_key was used before with other params; use a new key for a new message",
-        )
+        Self::invalid_params("idempotency_key was used before with other params; use a new key for a new message")
     }
 
     /// `-32001`: the caller must register first.

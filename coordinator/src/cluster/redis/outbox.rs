@@ -24,7 +24,7 @@ pub(super) enum RetriedCommand {
     Over(SessionId, CallId, Option<String>),
 }
 
-/// RetriedCommands that may wait: a few bytes each, made at the pace of callers that leave.
+/// Retried commands that may wait: a few bytes each, made at the pace of callers that leave.
 pub(super) const RETRIED_COMMANDS: usize = 65_536;
 
 /// Notifications on their way at the same time.

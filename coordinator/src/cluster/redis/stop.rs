@@ -7,8 +7,9 @@ use redis::RedisResult;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a closing looks whether the owner on another node has let go.
-const RECONCILE: Duration = Duration::from_millis(50);
+/// The pause between two checks whether the owner on another node has let go.
+const CHECK: Duration = Duration::from_millis(50);
+/// The owner is told to stop once in so many checks.
 const CHECKS_PER_STOP: u32 = 20;
 
 impl Redis {
@@ -22,16 +23,16 @@ impl Redis {
             released.await;
         }
         let stop = Frame::Stop(session).encode();
-        for look in 0u32.. {
+        for check in 0u32.. {
             let keys = self.keys(session);
             // Told again now and then, because frames can be lost.
-            let owner: RedisResult<String> = if look.is_multiple_of(CHECKS_PER_STOP) {
+            let owner: RedisResult<String> = if check.is_multiple_of(CHECKS_PER_STOP) {
                 self.call(&self.0.scripts.to_owner, &keys, |s| s.arg(&stop)).await
             } else {
                 self.call(&self.0.scripts.owner, &keys, |s| s).await
             };
             match owner {
-                Ok(owner) if !owner.is_empty() && owner != self.0.node => tokio::time::sleep(RECONCILE).await,
+                Ok(owner) if !owner.is_empty() && owner != self.0.node => tokio::time::sleep(CHECK).await,
                 Ok(_) => break,
                 Err(_) => tokio::time::sleep(RETRY).await,
             }

@@ -70,7 +70,7 @@ impl Turn {
             Running::Mcp => return Some(Action::Mcp(tool_use)),
             // The server runs no sandboxes: request and response are one append, so this is never found.
             Running::Sandbox => {
-                self.sandbox_lost(ctx, key, &tool_use);
+                self.sandbox_failed(ctx, key, &tool_use, LOST);
                 return None;
             }
             Running::Subagent(id) => id,
@@ -109,6 +109,11 @@ impl Turn {
         self.make(event(ctx, key, EventType::SandboxRequest, json::built(payload)));
         let error =
             format!("no remote sandbox is running for tool '{}'; call session.startRemoteSandbox first", tool_use.name);
+        self.sandbox_failed(ctx, key, tool_use, &error);
+    }
+
+    /// No sandbox has run the tool: why.
+    fn sandbox_failed(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse, error: &str) {
         let payload = json!({"sandbox_id": null, "ok": false, "error": error});
         self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SandboxResponse, &payload));
         self.tool_answered(ctx, key, tool_use, true, text_content(&format!("sandbox error: {error}")));
@@ -117,8 +122,7 @@ impl Turn {
     /// The one that is being launched has its place since its start was logged.
     fn checked(&self, ctx: &Context<'_>, tool_use: &ToolUse) -> Result<subagent::Launch, String> {
         let launching = self.round.as_ref().and_then(|round| round.running);
-        let others = self.subagents.iter().filter(|id| launching != Some(Running::Subagent(**id)));
-        let running = others.count();
+        let running = self.subagents.iter().filter(|id| launching != Some(Running::Subagent(**id))).count();
         let tool = ctx
             .tools
             .subagent(&tool_use.name)
@@ -190,15 +194,9 @@ impl Turn {
                 self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::McpResponse, &payload));
                 self.tool_answered(ctx, key, &tool_use, true, text_content(&format!("MCP error: {LOST}")));
             }
-            Running::Sandbox => self.sandbox_lost(ctx, key, &tool_use),
+            Running::Sandbox => self.sandbox_failed(ctx, key, &tool_use, LOST),
             Running::Subagent(_) => {}
         }
-    }
-
-    fn sandbox_lost(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse) {
-        let payload = json!({"sandbox_id": null, "ok": false, "error": LOST});
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SandboxResponse, &payload));
-        self.tool_answered(ctx, key, tool_use, true, text_content(&format!("sandbox error: {LOST}")));
     }
 
     fn current_use(&self) -> Option<(KeyId, ToolUse)> {
