@@ -7,7 +7,8 @@ use super::{Id, Log, Row, State};
 use crate::Error;
 use crate::db::sql::{self, Connection, Sql, sql};
 use crate::feed::LogStatus;
-use engine::event::{Event, EventType, NewEvent};
+use engine::event::payload::SessionClose;
+use engine::event::{Event, NewEvent};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
 use engine::toolbox::McpTool;
@@ -244,7 +245,7 @@ async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Re
     let Some(row) = row else { return Ok(Vec::new()) };
     let reason: String = row.get("closing_reason")?;
     let key = KeyId::read(&row, "closing_by")?;
-    let event = NewEvent::new(id, key, EventType::SessionClose, &serde_json::json!({"reason": reason}));
+    let event = NewEvent::of(id, key, &SessionClose { reason });
     let (head, now) = (row.get("head")?, row.get("closed_at")?);
     let to = Inserted { session, epoch: None, call: None, first: head, now };
     insert(c, to, &[event], None).await

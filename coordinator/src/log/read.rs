@@ -3,12 +3,12 @@
 use super::{Id, Log, requests};
 use crate::Error;
 use crate::db::sql::{Row, Sql, sql};
+use engine::event::payload::{CompactionCompleted, ProviderResponse};
 use engine::event::{Event, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
 use engine::request::{Request, Unreadable};
 use engine::turn::Turn;
-use serde::Deserialize;
 use std::sync::Arc;
 
 /// Stored bytes of one read, beyond which the rest is left to the next.
@@ -171,37 +171,25 @@ impl Log {
     }
 
     async fn history_start(&self, session: SessionId) -> Result<u64, Error> {
-        #[derive(Deserialize)]
-        struct Completed {
-            preamble_event_id: EventId,
-        }
         let row = self.db.read(&COMPLETED).bind(session.0.as_slice()).optional().await?;
         let Some(row) = row else { return Ok(0) };
-        let completed: Result<Completed, _> = serde_json::from_str(row.get("payload")?);
-        match completed {
-            Ok(completed) => Ok(self.number_of(session, completed.preamble_event_id).await?.unwrap_or(0)),
-            Err(_) => Ok(0),
+        match CompactionCompleted::history_start(row.get("payload")?) {
+            Some(preamble) => Ok(self.number_of(session, preamble).await?.unwrap_or(0)),
+            None => Ok(0),
         }
     }
 
     /// Usage sum of the newest answer before that event which is no compaction's. It stands close before it.
     async fn usage_before(&self, session: SessionId, number: u64) -> Result<Option<u64>, Error> {
-        #[derive(Deserialize)]
-        struct Response {
-            ok: bool,
-            #[serde(default)]
-            usage: Option<engine::provider::Usage>,
-            #[serde(default)]
-            purpose: Option<String>,
-        }
         let mut before = number as i64;
         loop {
             let query = self.db.read(&RESPONSE_BEFORE).bind(session.0.as_slice()).bind(before);
             let Some(row) = query.optional().await? else { return Ok(None) };
             before = row.get("number")?;
-            let response: Response = super::read_json("a provider.response", row.get("payload")?)?;
-            if response.ok && response.purpose.is_none() {
-                return Ok(response.usage.map(engine::provider::Usage::sum));
+            let usage = ProviderResponse::history_usage(row.get("payload")?);
+            let unreadable = |error| Error::Unreadable(format!("a provider.response: {error}"));
+            if let Some(usage) = usage.map_err(unreadable)? {
+                return Ok(usage);
             }
         }
     }

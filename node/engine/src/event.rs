@@ -1,8 +1,11 @@
 //! Events of a session's log: the closed set of types (docs/api.md 6), what is appended, what is read back.
 
+pub mod payload;
+
 use crate::ids::{CallId, EventId, KeyId, SessionId};
 use crate::json::{Raw, encode};
 use crate::request::Request;
+use payload::EventPayload;
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::str::FromStr;
@@ -107,6 +110,11 @@ pub struct NewEvent {
 }
 
 impl NewEvent {
+    /// An event that the server made, of the type that the payload belongs to.
+    pub fn of<P: EventPayload>(id: EventId, key: KeyId, payload: &P) -> Self {
+        Self { id, key, kind: P::TYPE, payload: Payload::Json(encode(payload)), from_client: false }
+    }
+
     /// An event the server made, with a payload of our own.
     pub fn new<T: serde::Serialize>(id: EventId, key: KeyId, kind: EventType, payload: &T) -> Self {
         Self { id, key, kind, payload: Payload::Json(encode(payload)), from_client: false }

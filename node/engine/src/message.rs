@@ -21,6 +21,11 @@ impl Role {
             Role::Assistant => "assistant",
         }
     }
+
+    /// The role of that name, if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Role::User, Role::Assistant].into_iter().find(|role| role.as_str() == name)
+    }
 }
 
 /// A message as providers see it: no `dispatch`, no `caller`, no `synthetic`.

@@ -3,10 +3,10 @@
 
 use crate::app::App;
 use coordinator::log::{self, Record, Side};
-use engine::event::{EventType, NewEvent};
+use engine::event::NewEvent;
+use engine::event::payload::EventPayload;
 use engine::ids::{EventId, KeyId, SessionId};
 use engine::rpc::{Method, RpcError};
-use serde_json::Value;
 use std::sync::Arc;
 
 /// The answer of a method that is answered at once: its result as JSON text.
@@ -27,8 +27,8 @@ impl Caller {
         admission.map(Admission).map_err(|error| failed(&error))
     }
 
-    pub(super) fn event(&self, kind: EventType, payload: &Value) -> NewEvent {
-        NewEvent::new(EventId(coordinator::fresh_id()), self.key, kind, payload)
+    pub(super) fn event(&self, payload: &impl EventPayload) -> NewEvent {
+        NewEvent::of(EventId(coordinator::fresh_id()), self.key, payload)
     }
 
     pub(super) async fn append(&self, events: Vec<NewEvent>, side: Side) -> Result<(), RpcError> {

@@ -3,24 +3,24 @@
 use super::caller::{Answer, Caller, failed};
 use crate::session::refusal::NO_SANDBOX_DRIVER;
 use coordinator::log::Side;
-use engine::event::EventType;
+use engine::event::payload::{DriverRegister, Image, SandboxAvailable};
 use engine::json::Raw;
 use engine::params;
 use engine::rpc::{Method, RpcError};
 use engine::tools::{self, ClientTool};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) async fn register(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.open()?;
     params::none(params)?;
-    let mut events = vec![caller.event(EventType::DriverRegister, &json!({}))];
+    let mut events = vec![caller.event(&DriverRegister {})];
     let images = caller.record().await?.available_sandboxes;
     if !images.is_empty() {
         // Without a driver no image can ever be started (docs/api.md 9.1).
-        let image = |name: &String| json!({"name": name, "status": "error", "detail": NO_SANDBOX_DRIVER});
-        let images: Vec<Value> = images.iter().map(image).collect();
-        events.push(caller.event(EventType::SandboxAvailable, &json!({"images": images})));
+        let image = |name| Image { detail: NO_SANDBOX_DRIVER.to_owned(), name, status: "error".to_owned() };
+        let images = images.into_iter().map(image).collect();
+        events.push(caller.event(&SandboxAvailable { images }));
     }
     caller.append(events, Side::Register).await?;
     Ok(json!({"registered": true}).to_string())

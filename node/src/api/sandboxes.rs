@@ -6,7 +6,7 @@
 use super::caller::{Answer, Caller};
 use crate::session::refusal::NO_SANDBOX_DRIVER;
 use coordinator::log::Side;
-use engine::event::EventType;
+use engine::event::payload::{Dispatched, SandboxError, SandboxRunning, SandboxStart, SandboxStopped};
 use engine::json::Raw;
 use engine::params::{self, LocalSandbox, LocalSandboxState};
 use engine::rpc::{Method, RpcError};
@@ -25,9 +25,15 @@ pub(super) async fn start(caller: &Caller, params: &Raw) -> Answer {
         let detail = "the image is not in the available_sandboxes of this session's profile";
         return Err(RpcError::sandbox_image_not_allowed(detail));
     }
-    let start = json!({"image": image, "dispatch": "remote"});
-    let error = json!({"image": image, "phase": "start", "detail": NO_SANDBOX_DRIVER, "dispatch": "remote"});
-    let events = vec![caller.event(EventType::SandboxStart, &start), caller.event(EventType::SandboxError, &error)];
+    let error = SandboxError {
+        container_id: None,
+        detail: Some(NO_SANDBOX_DRIVER.to_owned()),
+        dispatch: Dispatched::Remote,
+        image: Some(image.clone()),
+        phase: Some("start".to_owned()),
+        unsandboxed: false,
+    };
+    let events = vec![caller.event(&SandboxStart { dispatch: Dispatched::Remote, image }), caller.event(&error)];
     caller.append(events, Side::Nothing).await?;
     Err(RpcError::sandbox_start_failed(NO_SANDBOX_DRIVER))
 }
@@ -47,17 +53,28 @@ pub(super) async fn exec(caller: &Caller, params: &Raw) -> Answer {
 pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::ReportLocalSandbox)?;
     let report = LocalSandbox::parse(params)?;
-    let kind = match report.state {
-        LocalSandboxState::Running => EventType::SandboxRunning,
-        LocalSandboxState::Stopped => EventType::SandboxStopped,
-        LocalSandboxState::Error => EventType::SandboxError,
+    let event = match report.state {
+        LocalSandboxState::Running => caller.event(&running(report)),
+        LocalSandboxState::Stopped => caller.event(&SandboxStopped(running(report))),
+        LocalSandboxState::Error => caller.event(&SandboxError {
+            container_id: Some(report.container_id),
+            detail: report.detail,
+            dispatch: Dispatched::Local,
+            image: report.image,
+            phase: None,
+            unsandboxed: report.unsandboxed,
+        }),
     };
-    let mut payload = json!({
-        "dispatch": "local", "image": report.image, "container_id": report.container_id, "detail": report.detail,
-    });
-    if report.unsandboxed {
-        payload["unsandboxed"] = json!(true);
-    }
-    caller.append(vec![caller.event(kind, &payload)], Side::Nothing).await?;
+    caller.append(vec![event], Side::Nothing).await?;
     Ok(json!({"reported": true}).to_string())
+}
+
+fn running(report: LocalSandbox) -> SandboxRunning {
+    SandboxRunning {
+        container_id: report.container_id,
+        detail: report.detail,
+        dispatch: Dispatched::Local,
+        image: report.image,
+        unsandboxed: report.unsandboxed,
+    }
 }

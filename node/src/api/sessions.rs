@@ -15,14 +15,15 @@ use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::Profile;
 use coordinator::log::{self, NewSession, Side};
-use engine::event::{EventType, NewEvent};
+use engine::event::NewEvent;
+use engine::event::payload::{EventPayload, SessionError, SessionJoin, SessionOpen};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::{Compaction, Declared, Refusal, parse_join, parse_open};
 use engine::provider::Entry;
 use engine::toolbox::McpTool;
 use engine::tools::{Declarations, Forbidden};
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::Arc;
 
 impl From<Refusal> for Problem {
@@ -38,8 +39,8 @@ impl From<Refusal> for Problem {
     }
 }
 
-fn fresh_event(key: KeyId, kind: EventType, payload: &Value) -> NewEvent {
-    NewEvent::new(EventId(coordinator::fresh_id()), key, kind, payload)
+fn fresh_event(key: KeyId, payload: &impl EventPayload) -> NewEvent {
+    NewEvent::of(EventId(coordinator::fresh_id()), key, payload)
 }
 
 pub(super) async fn open(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
@@ -71,7 +72,7 @@ async fn create(
         profile: profile.id,
         key,
         state: log::State::Open,
-        event: fresh_event(key, EventType::SessionOpen, &introduction(&open.declared, &declarations)),
+        event: fresh_event(key, &introduction(&open.declared, &declarations)),
         client_version: open.declared.client_version,
         compaction: open.compaction,
         mcp_tools,
@@ -110,7 +111,7 @@ pub(super) async fn join(
     let (profile, provider) = usable(&app, client.key, record.profile, profile, &declared).await?;
     let declarations = declared.check(&profile.fields.allowed_tools)?;
     let secret = Kind::Session.generate()?;
-    let event = fresh_event(client.key, EventType::SessionJoin, &introduction(&declared, &declarations));
+    let event = fresh_event(client.key, &SessionJoin(introduction(&declared, &declarations)));
     let side = Side::Join { declarations: declarations.store(), digest: digest(secret.expose_secret()).0 };
     app.log.append_free(id, client.key, vec![event], side).await.map_err(|error| match error {
         Error::NotOpen(state) => Problem::session_already(state),
@@ -170,7 +171,7 @@ async fn usable(
     let profile = match profile {
         Ok(profile) => profile,
         Err(Error::NotFound) => {
-            audit(app, key, id, declared, &json!({"reason": "profile_unavailable"})).await?;
+            audit(app, key, id, declared, SessionError::profile_unavailable()).await?;
             return Err(Problem::profile_of_key_deleted());
         }
         Err(error) => return Err(error.into()),
@@ -185,14 +186,19 @@ async fn usable(
                 "the profile's primary provider is not configured"
             );
             let detail = format!("the primary provider '{name}' is not configured on this server");
-            let payload = json!({"reason": "primary_provider_unavailable", "provider": name, "detail": detail});
-            audit(app, key, id, declared, &payload).await?;
+            audit(app, key, id, declared, SessionError::primary_provider_unavailable(name, &detail)).await?;
             Err(Problem::primary_provider_unavailable(detail))
         }
     }
 }
 
-async fn audit(app: &App, key: KeyId, profile: ProfileId, declared: &Declared, payload: &Value) -> Result<(), Problem> {
+async fn audit(
+    app: &App,
+    key: KeyId,
+    profile: ProfileId,
+    declared: &Declared,
+    error: SessionError,
+) -> Result<(), Problem> {
     let session = NewSession {
         id: SessionId(coordinator::fresh_id()),
         profile,
@@ -203,7 +209,7 @@ async fn audit(app: &App, key: KeyId, profile: ProfileId, declared: &Declared, p
         mcp_tools: Vec::new(),
         declarations: Declarations::default().store(),
         digest: None,
-        event: fresh_event(key, EventType::SessionError, payload),
+        event: fresh_event(key, &error),
     };
     app.log.create(session).await?;
     Ok(())
@@ -225,15 +231,14 @@ async fn mcp_tools(app: &App, session: SessionId, profile: &Profile) -> Vec<McpT
     app.mcp.tools(session, &servers.collect::<Vec<_>>()).await
 }
 
-/// Payload of `session.open` and `session.join`.
-fn introduction(declared: &Declared, declarations: &Declarations) -> Value {
-    let tools: Vec<&str> = declarations.tools.iter().map(|tool| tool.name.as_str()).collect();
-    let sandbox_tools: Vec<&str> = declarations.sandbox_tools.iter().map(|tool| tool.name.as_str()).collect();
-    let subagent_tools: Vec<&str> = declarations.subagent_tools.iter().map(|tool| tool.name.as_str()).collect();
-    json!({
-        "client_version": declared.client_version, "tools": tools, "sandbox_tools": sandbox_tools,
-        "subagent_tools": subagent_tools,
-    })
+/// What `session.open` and `session.join` say of the client and its tools.
+fn introduction(declared: &Declared, declarations: &Declarations) -> SessionOpen {
+    SessionOpen {
+        client_version: declared.client_version.clone(),
+        sandbox_tools: declarations.sandbox_tools.iter().map(|tool| tool.name.clone()).collect(),
+        subagent_tools: declarations.subagent_tools.iter().map(|tool| tool.name.clone()).collect(),
+        tools: declarations.tools.iter().map(|tool| tool.name.clone()).collect(),
+    }
 }
 
 /// The answer to an open or a join. No other answer holds the session key. Of the profile and its provider it shows only what

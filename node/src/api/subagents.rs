@@ -4,7 +4,9 @@
 
 use super::caller::{Answer, Caller};
 use coordinator::log::Side;
-use engine::event::EventType;
+use engine::event::payload::{
+    Dispatched, SubagentCancelled, SubagentCompleted, SubagentFailed, SubagentRunning, SubagentStart,
+};
 use engine::json::Raw;
 use engine::params::{self, LocalSubagent, LocalSubagentState};
 use engine::rpc::{Method, RpcError};
@@ -13,27 +15,44 @@ use serde_json::json;
 pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::ReportLocalSubagent)?;
     let report = LocalSubagent::parse(params)?;
-    let kind = match report.state {
-        LocalSubagentState::Start => EventType::SubagentStart,
-        LocalSubagentState::Running => EventType::SubagentRunning,
-        LocalSubagentState::Completed => EventType::SubagentCompleted,
-        LocalSubagentState::Failed => EventType::SubagentFailed,
-        LocalSubagentState::Cancelled => EventType::SubagentCancelled,
+    let event = match report.state {
+        LocalSubagentState::Start => caller.event(&begun(report)),
+        LocalSubagentState::Running => caller.event(&SubagentRunning(begun(report))),
+        LocalSubagentState::Completed => caller.event(&SubagentCompleted {
+            detail: report.detail,
+            dispatch: Dispatched::Local,
+            exit_code: report.exit_code.unwrap_or(0),
+            harness: report.harness,
+            model: report.model,
+            subagent_id: report.subagent_id,
+        }),
+        LocalSubagentState::Failed => caller.event(&failed(report)),
+        LocalSubagentState::Cancelled => caller.event(&SubagentCancelled(failed(report))),
     };
-    let mut payload = json!({
-        "dispatch": "local", "subagent_id": report.subagent_id, "harness": report.harness, "model": report.model,
-        "detail": report.detail,
-    });
-    match report.state {
-        LocalSubagentState::Start | LocalSubagentState::Running => {}
-        LocalSubagentState::Completed => payload["exit_code"] = json!(report.exit_code.unwrap_or(0)),
-        LocalSubagentState::Failed | LocalSubagentState::Cancelled => {
-            payload["reason"] = json!(report.reason);
-            payload["exit_code"] = json!(report.exit_code);
-        }
-    }
-    caller.append(vec![caller.event(kind, &payload)], Side::Nothing).await?;
+    caller.append(vec![event], Side::Nothing).await?;
     Ok(json!({"reported": true}).to_string())
+}
+
+fn begun(report: LocalSubagent) -> SubagentStart {
+    SubagentStart {
+        detail: report.detail,
+        dispatch: Dispatched::Local,
+        harness: report.harness,
+        model: report.model,
+        subagent_id: report.subagent_id,
+    }
+}
+
+fn failed(report: LocalSubagent) -> SubagentFailed {
+    SubagentFailed {
+        detail: report.detail,
+        dispatch: Dispatched::Local,
+        exit_code: report.exit_code,
+        harness: report.harness,
+        model: report.model,
+        reason: report.reason,
+        subagent_id: report.subagent_id,
+    }
 }
 
 pub(super) async fn cancel(caller: &Caller, params: &Raw) -> Answer {
