@@ -202,7 +202,8 @@ pub(crate) fn fields(name: &str) -> ProfileFields {
 }
 
 pub(crate) fn event(key: KeyId, kind: EventType) -> NewEvent {
-    NewEvent::new(EventId(fresh_id()), key, kind, &serde_json::json!({"kind": kind.as_str()}))
+    let payload = engine::event::Payload::Json(json::encode(&serde_json::json!({"kind": kind.as_str()})));
+    NewEvent { id: EventId(fresh_id()), key, kind, payload, from_client: false }
 }
 
 pub(crate) fn says(key: KeyId, payload: &str) -> NewEvent {

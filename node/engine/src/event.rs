@@ -114,11 +114,6 @@ impl NewEvent {
     pub fn of<P: EventPayload>(id: EventId, key: KeyId, payload: &P) -> Self {
         Self { id, key, kind: P::TYPE, payload: Payload::Json(encode(payload)), from_client: false }
     }
-
-    /// An event the server made, with a payload of our own.
-    pub fn new<T: serde::Serialize>(id: EventId, key: KeyId, kind: EventType, payload: &T) -> Self {
-        Self { id, key, kind, payload: Payload::Json(encode(payload)), from_client: false }
-    }
 }
 
 /// A committed event.

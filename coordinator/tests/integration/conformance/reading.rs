@@ -3,6 +3,7 @@
 use crate::fixture::{Fixture, event, going_on, opening, says, within};
 use coordinator::log::{Append, Log, Side};
 use coordinator::reader::Reader;
+use engine::event::payload::{CompactionCompleted, ServerMessage, Synthetic};
 use engine::event::{Event, EventType, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{EventId, KeyId};
@@ -166,16 +167,21 @@ pub(super) async fn a_session_is_folded_from_its_compaction(fixture: &Fixture) {
     assert!(whole.running() && whole.chain().is_some());
     assert!(whole.bytes() > said.len());
 
-    let preamble = NewEvent::new(
-        EventId(coordinator::fresh_id()),
-        key,
-        EventType::ServerMessage,
-        &serde_json::json!({"role": "user", "content": "so far", "synthetic": "compaction_preamble"}),
-    );
+    let preamble = ServerMessage {
+        role: Role::User,
+        content: json::encode("so far"),
+        synthetic: Some(Synthetic::CompactionPreamble),
+    };
+    let preamble = NewEvent::of(EventId(coordinator::fresh_id()), key, &preamble);
     let completed = |of: EventId| {
-        let payload = serde_json::json!({"preamble_event_id": of, "summary_event_id": of, "compacted_message_count": 1,
-            "input_tokens": null, "summary_tokens": null});
-        NewEvent::new(EventId(coordinator::fresh_id()), key, EventType::CompactionCompleted, &payload)
+        let completed = CompactionCompleted {
+            compacted_message_count: 1,
+            input_tokens: None,
+            preamble_event_id: of,
+            summary_event_id: of,
+            summary_tokens: None,
+        };
+        NewEvent::of(EventId(coordinator::fresh_id()), key, &completed)
     };
     append(vec![preamble.clone(), completed(preamble.id)]).await;
     let turn = fixture.log.fold(session).await.unwrap();

@@ -16,7 +16,7 @@ use serde::de::{Deserialize, Deserializer};
 pub use lifecycle::{
     Dispatched, DriverRegister, Image, SandboxAvailable, SandboxError, SandboxRequest, SandboxResponse, SandboxRunning,
     SandboxStart, SandboxStopped, SessionClose, SessionError, SessionJoin, SessionOpen, SubagentCancelled,
-    SubagentCompleted, SubagentFailed, SubagentRunning, SubagentStart,
+    SubagentCompleted, SubagentFailed, SubagentRunning, SubagentStart, remote_subagent,
 };
 pub use model::{
     ClientMessage, CompactionCompleted, CompactionReason, CompactionStarted, McpLost, McpRequest, McpResponse,

@@ -1,11 +1,12 @@
 //! Compaction (docs/api.md 7 and 13.3): the model's own summary becomes the start of history.
 
-use super::open::event;
 use super::{Action, Context, Stage, Step, Summary, Turn};
-use crate::event::{EventType, NewEvent};
+use crate::event::payload::{
+    CompactionCompleted, CompactionReason, CompactionStarted, ServerMessage, SessionError, Synthetic, Trigger,
+};
 use crate::gate::{End, GateAfter};
 use crate::history::PREAMBLE;
-use crate::ids::{EventId, KeyId};
+use crate::ids::KeyId;
 use crate::json::{self, Object};
 use crate::message::{Message, Role};
 use crate::open::Compaction;
@@ -13,7 +14,6 @@ use crate::outcome::Outcome;
 use crate::provider::{Answer, Usage};
 use crate::round::text_content;
 use crate::rpc::RpcError;
-use serde_json::json;
 
 /// The instruction used where neither the call nor the session gives one.
 pub(super) const INSTRUCTION: &str = "Summarize this conversation so that it can be continued from the summary alone. \
@@ -58,10 +58,13 @@ impl Turn {
             Compaction::Auto { .. } => None,
         };
         self.instruction = prompt.or(stored).map(str::to_owned);
-        let payload = json!({
-            "trigger": "client", "reason": "manual", "token_count": self.usage, "threshold_tokens": null,
-        });
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionStarted, &payload));
+        let started = CompactionStarted {
+            reason: CompactionReason::Manual,
+            threshold_tokens: None,
+            token_count: self.usage,
+            trigger: Trigger::Client,
+        };
+        self.log(ctx, key, &started);
     }
 
     /// Starts an automatic one where the completed turn calls for it (docs/api.md 7.3, 7.4).
@@ -70,12 +73,18 @@ impl Turn {
         if tokens <= *size || self.failed_auto.is_some_and(|failed| tokens <= failed) {
             return false;
         }
-        let reason = if self.failed_auto.is_some() { "retry_after_failure" } else { "token_threshold" };
-        let payload = json!({
-            "trigger": "auto", "reason": reason, "token_count": tokens, "threshold_tokens": size,
-        });
+        let reason = match self.failed_auto {
+            Some(_) => CompactionReason::RetryAfterFailure,
+            None => CompactionReason::TokenThreshold,
+        };
         self.instruction = None;
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionStarted, &payload));
+        let started = CompactionStarted {
+            reason,
+            threshold_tokens: Some(*size),
+            token_count: Some(tokens),
+            trigger: Trigger::Auto,
+        };
+        self.log(ctx, key, &started);
         true
     }
 
@@ -97,20 +106,19 @@ impl Turn {
     /// Preamble, summary and `completed`, and with them the end of the call: one append.
     pub(super) fn store(&mut self, ctx: &Context<'_>, key: KeyId, summary: &Summary) -> Step {
         let count = self.history.len();
-        let preamble =
-            format!(r#"{{"role":"user","content":{},"synthetic":"compaction_preamble"}}"#, text_content(PREAMBLE));
-        let preamble = event(ctx, key, EventType::ServerMessage, json::built(preamble));
-        let text = format!(r#"{{"role":"assistant","content":{}}}"#, summary.content);
-        let text = event(ctx, key, EventType::ServerMessage, json::built(text));
-        let completed = json!({
-            "preamble_event_id": preamble.id, "summary_event_id": text.id, "compacted_message_count": count,
-            "input_tokens": summary.usage.map(|u| u.input_tokens), "summary_tokens": summary.usage.map(|u| u.output_tokens),
-        });
-        let completed = NewEvent::new(EventId((ctx.fresh)()), key, EventType::CompactionCompleted, &completed);
-        let outcome = self.compacted_outcome(Ok(completed.id));
-        for event in [preamble, text, completed] {
-            self.make(event);
-        }
+        let synthetic = Some(Synthetic::CompactionPreamble);
+        let preamble = ServerMessage { role: Role::User, content: text_content(PREAMBLE), synthetic };
+        let preamble_event_id = self.log(ctx, key, &preamble);
+        let summary_event_id = self.log(ctx, key, &ServerMessage::assistant(summary.content.clone()));
+        let completed = CompactionCompleted {
+            compacted_message_count: count,
+            input_tokens: summary.usage.map(|used| used.input_tokens),
+            preamble_event_id,
+            summary_event_id,
+            summary_tokens: summary.usage.map(|used| used.output_tokens),
+        };
+        let completed = self.log(ctx, key, &completed);
+        let outcome = self.compacted_outcome(Ok(completed));
         let events = std::mem::take(&mut self.made);
         self.finish();
         Step { events, store: true, action: Action::End(End { outcome, gate: GateAfter::Free }) }
@@ -121,8 +129,7 @@ impl Turn {
     pub fn store_failed(&mut self, ctx: &Context<'_>) -> Step {
         let key = self.acting().unwrap_or(KeyId([0; 16]));
         let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);
-        let payload = json!({"reason": "compaction_store_failed"});
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, &payload));
+        self.log(ctx, key, &SessionError::compaction_store_failed());
         let outcome =
             if manual { Outcome::Error(RpcError::internal()) } else { self.compacted_outcome(Err(String::new())) };
         self.end(outcome, GateAfter::Free)

@@ -1,7 +1,7 @@
 //! Deciding: what the folded log and the context say comes next, and what an answer from outside means.
 
-use super::open::event;
 use super::{Action, Context, MAX_TAKEOVERS, Reply, Stage, Step, Turn};
+use crate::event::payload::{ProviderResponse, Purpose, ServerMessage, SessionError};
 use crate::event::{EventType, NewEvent, Payload};
 use crate::gate::GateAfter;
 use crate::ids::{EventId, KeyId};
@@ -11,7 +11,6 @@ use crate::outcome::Outcome;
 use crate::provider::Entry;
 use crate::request::{Kind, Request};
 use crate::round::Dispatch;
-use serde_json::json;
 use std::sync::Arc;
 
 impl Turn {
@@ -27,8 +26,7 @@ impl Turn {
                 Stage::Asking(request) => return self.act(Action::Ask(request)),
                 Stage::Failed(request) => self.next_fallback(ctx, key, &request),
                 Stage::Answered(content) => {
-                    let payload = json::built(format!(r#"{{"role":"assistant","content":{content}}}"#));
-                    self.make(event(ctx, key, EventType::ServerMessage, payload));
+                    self.log(ctx, key, &ServerMessage::assistant(content));
                 }
                 Stage::Tools => {
                     if let Some(action) = self.next_tool(ctx, key) {
@@ -62,8 +60,7 @@ impl Turn {
                 // Inside a compaction nothing fails the session (docs/api.md 7.6).
                 self.stage = Stage::Compacted(Err(format!("the nodes running it were lost {takeovers} times")));
             } else {
-                let payload = json!({"reason": "turn_recovery_failed", "takeovers": takeovers});
-                self.fail(ctx, key, &payload, Outcome::Unavailable);
+                self.fail(ctx, key, &SessionError::turn_recovery_failed(takeovers), Outcome::Unavailable);
             }
         } else {
             self.fail_interrupted_tool(ctx, key);
@@ -79,32 +76,23 @@ impl Turn {
             (None, None) => Err("the answer is not JSON".to_owned()),
             (None, Some(body)) => request.wire.answer(body),
         };
-        let head = format!(
-            r#""attempt":{},"kind":{},"provider":{}"#,
-            request.attempt,
-            json::encode(&request.kind),
-            json::encode(&request.wire)
-        );
-        let purpose = if request.compaction { r#","purpose":"compaction""# } else { "" };
-        let status = json::encode(&reply.status);
-        let body = reply.body.as_ref().map_or("null", |body| body.get());
-        let payload = match &answer {
-            Ok(answer) => {
-                let usage = json::encode(&answer.usage);
-                format!(r#"{{{head},"ok":true,"status":{status},"body":{body},"usage":{usage}{purpose}}}"#)
-            }
-            Err(error) => {
-                let error = json::encode(error);
-                format!(r#"{{{head},"ok":false,"status":{status},"error":{error},"body":{body}{purpose}}}"#)
-            }
+        let response = ProviderResponse {
+            attempt: request.attempt,
+            kind: request.kind,
+            provider: request.wire,
+            ok: answer.is_ok(),
+            status: reply.status,
+            error: answer.as_ref().err().cloned(),
+            body: reply.body,
+            usage: answer.as_ref().ok().map(|answer| answer.usage),
+            purpose: request.compaction.then_some(Purpose::Compaction),
         };
-        self.make(event(ctx, key, EventType::ProviderResponse, json::built(payload)));
+        self.log(ctx, key, &response);
         match answer {
             Ok(answer) if !request.compaction => self.call_tools(ctx, key, &answer),
             Ok(_) => {}
             Err(detail) if request.kind == Kind::Primary && !request.compaction => {
-                let payload = json!({"reason": "provider_call_failed", "provider": request.wire, "detail": detail});
-                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, &payload));
+                self.log(ctx, key, &SessionError::provider_call_failed(request.wire, detail));
             }
             Err(_) => {}
         }
@@ -119,14 +107,12 @@ impl Turn {
         let primary = match &ctx.primary {
             Ok(primary) => primary,
             Err(detail) => {
-                let payload = json!({"reason": "provider_config", "detail": detail});
-                self.fail(ctx, key, &payload, Outcome::Unavailable);
+                self.fail(ctx, key, &SessionError::provider_config(detail), Outcome::Unavailable);
                 return None;
             }
         };
         if self.call.as_ref().is_some_and(|(_, call)| call.rounds >= ctx.max_rounds) {
-            let payload = json!({"reason": "loop_limit", "max_iterations": ctx.max_rounds});
-            self.fail(ctx, key, &payload, Outcome::Unavailable);
+            self.fail(ctx, key, &SessionError::loop_limit(ctx.max_rounds), Outcome::Unavailable);
             return None;
         }
         let request = self.request(primary, ctx.tools.offered(), None);
@@ -181,8 +167,7 @@ impl Turn {
                 self.stage = Stage::Compacted(Err(format!("all {} providers failed", failed.attempt)));
             }
             None => {
-                let payload = json!({"reason": "all_providers_failed", "attempts": failed.attempt});
-                self.fail(ctx, key, &payload, Outcome::Unavailable);
+                self.fail(ctx, key, &SessionError::all_providers_failed(failed.attempt), Outcome::Unavailable);
             }
         }
     }

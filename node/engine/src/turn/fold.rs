@@ -1,54 +1,19 @@
 //! Folding: what each event of the log changes.
 
-use super::{Call, Compacting, Stage, Turn};
+use super::{Call, Compacting, Context, Stage, Turn};
+use crate::event::payload::{
+    ClientMessage, CompactionCompleted, CompactionStarted, EventPayload, ProviderResponse, ServerMessage, SessionError,
+    Synthetic, Trigger, remote_subagent,
+};
 use crate::event::{Event, EventType, NewEvent, Payload};
-use crate::ids::{CallId, EventId, SubagentId};
+use crate::ids::{CallId, EventId, KeyId, SubagentId};
 use crate::json::{Object, Raw};
 use crate::message::Role;
-use crate::provider::{Usage, Wire};
+use crate::provider::Usage;
 use crate::request::{DeltaChain, Request};
 use crate::round::{Round, Running, ToolResult, ToolUse};
 use serde::Deserialize;
 use std::sync::Arc;
-
-#[derive(Deserialize)]
-struct MessagePayload {
-    role: Role,
-    content: Raw,
-    #[serde(default)]
-    synthetic: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ResponsePayload {
-    provider: Wire,
-    ok: bool,
-    #[serde(default)]
-    body: Option<Raw>,
-    #[serde(default)]
-    usage: Option<Usage>,
-    #[serde(default)]
-    purpose: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct StartedPayload {
-    trigger: String,
-    #[serde(default)]
-    token_count: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct CompletedPayload {
-    preamble_event_id: EventId,
-}
-
-#[derive(Deserialize)]
-struct SubagentPayload {
-    /// `remote`, or `local` for one that runs at the client and is only reported.
-    dispatch: String,
-    subagent_id: SubagentId,
-}
 
 fn read<'a, T: Deserialize<'a>>(payload: &'a Raw) -> Option<T> {
     serde_json::from_str(payload.get()).ok()
@@ -82,10 +47,7 @@ impl Turn {
             EventType::SubagentCompleted | EventType::SubagentFailed | EventType::SubagentCancelled => false,
             _ => return None,
         };
-        let SubagentPayload { dispatch, subagent_id } = read(payload)?;
-        if dispatch != "remote" {
-            return None;
-        }
+        let subagent_id = remote_subagent(payload.get())?;
         if runs {
             self.subagents.insert(subagent_id);
         } else {
@@ -106,6 +68,13 @@ impl Turn {
         self.call = None;
         self.compacting = None;
         self.instruction = None;
+    }
+
+    /// Makes an event of this payload; see [`Turn::make`].
+    pub(super) fn log(&mut self, ctx: &Context<'_>, key: KeyId, payload: &impl EventPayload) -> EventId {
+        let id = EventId((ctx.fresh)());
+        self.make(NewEvent::of(id, key, payload));
+        id
     }
 
     /// Makes an event: applies it and keeps it for the next append.
@@ -178,11 +147,11 @@ impl Turn {
                 self.subagent(kind, payload);
             }
             EventType::CompactionStarted => {
-                if let Some(StartedPayload { trigger, token_count }) = read(payload) {
+                if let Some(started) = read::<CompactionStarted>(payload)
+                    && started.trigger == Trigger::Auto
+                {
                     // Failed until it completes.
-                    if trigger == "auto" {
-                        self.failed_auto = token_count;
-                    }
+                    self.failed_auto = started.token_count;
                 }
                 if let Some((_, call)) = &mut self.call {
                     call.key = event.key;
@@ -191,8 +160,8 @@ impl Turn {
                 self.stage = Stage::Compact;
             }
             EventType::CompactionCompleted => {
-                if let Some(CompletedPayload { preamble_event_id }) = read(payload) {
-                    self.history.start_at(preamble_event_id);
+                if let Some(start) = CompactionCompleted::history_start(payload.get()) {
+                    self.history.start_at(start);
                 }
                 // A fold that begins here knows no request before, so none may be referred to.
                 self.chain = None;
@@ -222,22 +191,24 @@ impl Turn {
             call.key = event.key;
         }
         self.round = None;
-        if let Some(MessagePayload { role, content, .. }) = read(payload) {
-            self.history.push(event.id, role, &content);
+        if let Some(said) = read::<ClientMessage>(payload)
+            && let Some(role) = Role::from_name(&said.role)
+        {
+            self.history.push(event.id, role, &said.content);
         }
         self.stage = Stage::Ask;
     }
 
     fn server_message(&mut self, event: &NewEvent, payload: &Raw) {
-        let Some(MessagePayload { role, content, synthetic }) = read(payload) else { return };
-        match synthetic.as_deref() {
-            Some("abandoned_tool_results") => {
+        let Some(ServerMessage { role, content, synthetic }) = read(payload) else { return };
+        match synthetic {
+            Some(Synthetic::AbandonedToolResults) => {
                 // The server's own results come from their `tool.result` events (docs/api.md 3.5).
                 let content = self.round.take().map_or(content, |round| round.abandon(&[]).content);
                 self.history.push(event.id, Role::User, &content);
                 self.stage = Stage::Idle;
             }
-            Some(_) => {
+            Some(Synthetic::CompactionPreamble) => {
                 self.history.push(event.id, role, &content);
                 if let Some(compacting) = &mut self.compacting {
                     compacting.preamble = Some(event.id);
@@ -261,7 +232,7 @@ impl Turn {
     }
 
     fn responded(&mut self, event: &NewEvent, payload: &Raw) {
-        let Some(response) = read::<ResponsePayload>(payload) else { return };
+        let Some(response) = read::<ProviderResponse>(payload) else { return };
         let Stage::Asking(request) = &self.stage else { return };
         if !response.ok {
             self.stage = Stage::Failed(Arc::clone(request));
@@ -269,11 +240,12 @@ impl Turn {
         }
         let answer = response.body.as_ref().map(|body| response.provider.answer(body));
         let Some(Ok(answer)) = answer else { return };
+        let usage = response.usage.flatten();
         if response.purpose.is_some() {
-            self.stage = super::compact::summarized(&answer, response.usage);
+            self.stage = super::compact::summarized(&answer, usage);
             return;
         }
-        self.usage = response.usage.map(Usage::sum);
+        self.usage = usage.map(Usage::sum);
         let content = Self::answered_blocks(&answer);
         if answer.blocks.iter().any(is_tool_use) {
             let (uses, results) = (Vec::new(), Vec::new());
@@ -305,8 +277,7 @@ impl Turn {
 
     /// The errors that end a session end its log's turns with it; only one leaves something to go on with.
     fn session_error(&mut self, payload: &Raw) {
-        let reason = Object::parse(payload).and_then(|p| p.str("reason").map(|reason| reason.into_owned()));
-        if reason.as_deref() == Some("compaction_store_failed") {
+        if read::<SessionError>(payload).is_some_and(|error| error.is_compaction_store_failed()) {
             self.stage = Stage::Compacted(Err("its result could not be stored".into()));
         }
     }

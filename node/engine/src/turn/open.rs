@@ -1,18 +1,18 @@
 //! Opening a call: what its first append says, or why it is refused with nothing recorded.
 
 use super::{Action, Call, Context, Stage, Step, Turn};
+use crate::event::payload::{ClientMessage, ServerMessage, SessionError, Synthetic};
 use crate::event::{EventType, NewEvent, Payload};
 use crate::gate::{End, GateAfter, GateFound};
 use crate::history::blocks;
 use crate::ids::{EventId, KeyId};
-use crate::json::{self, Raw};
+use crate::json;
 use crate::message::Role;
 use crate::outcome::Outcome;
 use crate::params::SendMessage;
 use crate::round::Merged;
 use crate::rpc::RpcError;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 /// What a call asks for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,9 +40,9 @@ impl Turn {
 
     /// The profile was deleted under the session (docs/api.md 3.2): a message says so in the log and fails the session.
     pub fn profile_unavailable(&mut self, ctx: &Context<'_>, key: KeyId) -> Step {
-        let payload = json!({"reason": "profile_unavailable"});
         self.begin(key, false);
-        self.fail(ctx, key, &payload, Outcome::Error(RpcError::profile_unavailable()));
+        let outcome = Outcome::Error(RpcError::profile_unavailable());
+        self.fail(ctx, key, &SessionError::profile_unavailable(), outcome);
         self.next(ctx)
     }
 
@@ -64,9 +64,8 @@ impl Turn {
                 Ok(merged) => Some(merged),
                 Err(detail) => {
                     self.begin(key, false);
-                    let payload = json!({"reason": "tool_result_merge_invalid", "detail": detail});
-                    let error = RpcError::tool_result_merge_invalid(detail);
-                    self.fail(ctx, key, &payload, Outcome::Error(error));
+                    let logged = SessionError::tool_result_merge_invalid(&detail);
+                    self.fail(ctx, key, &logged, Outcome::Error(RpcError::tool_result_merge_invalid(detail)));
                     return Ok(());
                 }
             },
@@ -87,10 +86,9 @@ impl Turn {
                 self.retire(ctx, key, owner);
             }
         }
-        let content = merged.as_ref().map_or(&message.content, |merged| &merged.content);
-        let role = &message.role;
-        let payload = json::built(format!(r#"{{"role":{},"content":{content}}}"#, json::encode(role)));
-        self.make(NewEvent { from_client: true, ..event(ctx, key, EventType::ClientMessage, payload) });
+        let content = merged.as_ref().map_or(&message.content, |merged| &merged.content).clone();
+        let said = ClientMessage { role: message.role.clone(), content };
+        self.make(NewEvent { from_client: true, ..NewEvent::of(EventId((ctx.fresh)()), key, &said) });
         for event in results(ctx, key, merged) {
             self.make(event);
         }
@@ -111,16 +109,16 @@ impl Turn {
         let Some(merged) = self.round.as_ref().map(|round| round.abandon(&[])) else { return };
         self.make(abandonment(ctx, owner));
         let content = json::join(merged.results.iter().map(|result| &*result.block));
-        let payload = format!(r#"{{"role":"user","content":{content},"synthetic":"abandoned_tool_results"}}"#);
-        self.make(event(ctx, key, EventType::ServerMessage, json::built(payload)));
+        let synthetic = Some(Synthetic::AbandonedToolResults);
+        self.log(ctx, key, &ServerMessage { role: Role::User, content, synthetic });
         for event in results(ctx, key, Some(merged)) {
             self.make(event);
         }
     }
 
     /// Ends the call and the session with a `session.error`.
-    pub(super) fn fail(&mut self, ctx: &Context<'_>, key: KeyId, payload: &serde_json::Value, outcome: Outcome) {
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SessionError, payload));
+    pub(super) fn fail(&mut self, ctx: &Context<'_>, key: KeyId, error: &SessionError, outcome: Outcome) {
+        self.log(ctx, key, error);
         self.stage = Stage::Broken(outcome);
     }
 
@@ -133,20 +131,18 @@ impl Turn {
     }
 }
 
-pub(super) fn event(ctx: &Context<'_>, key: KeyId, kind: EventType, payload: Raw) -> NewEvent {
-    NewEvent { id: EventId((ctx.fresh)()), key, kind, payload: Payload::Json(payload), from_client: false }
-}
-
 /// The log's word on a pause that was taken over, attributed to its old owner.
 fn abandonment(ctx: &Context<'_>, owner: KeyId) -> NewEvent {
-    let payload = json!({"reason": "driver_turn_abandoned", "owner_client_key_id": owner});
-    NewEvent::new(EventId((ctx.fresh)()), owner, EventType::SessionError, &payload)
+    NewEvent::of(EventId((ctx.fresh)()), owner, &SessionError::driver_turn_abandoned(owner))
 }
 
 /// One `tool.result` per client use.
 fn results(ctx: &Context<'_>, key: KeyId, merged: Option<Merged>) -> impl Iterator<Item = NewEvent> {
     merged.into_iter().flat_map(|merged| merged.results).map(move |result| NewEvent {
+        id: EventId((ctx.fresh)()),
+        key,
+        kind: EventType::ToolResult,
+        payload: Payload::Json(result.payload),
         from_client: result.sent,
-        ..event(ctx, key, EventType::ToolResult, result.payload)
     })
 }

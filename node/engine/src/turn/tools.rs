@@ -1,15 +1,16 @@
 //! The server's part of a round of tool uses: one after the other, each with its request, its response and its result.
 
 use super::fold::is_tool_use;
-use super::open::event;
 use super::{Action, Context, McpReply, Turn};
-use crate::event::{EventType, NewEvent};
-use crate::ids::{EventId, KeyId, SubagentId};
+use crate::event::payload::{
+    Dispatched, McpLost, McpRequest, McpResponse, SandboxRequest, SandboxResponse, ServerMessage, SubagentFailed,
+    SubagentRunning, SubagentStart,
+};
+use crate::ids::{KeyId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::provider::Answer;
 use crate::round::{Dispatch, Running, ToolResult, ToolUse, text_content};
 use crate::subagent;
-use serde_json::json;
 
 /// What the model is told of a call whose node was lost (ARCHITECTURE.md, I6).
 const LOST: &str = "the outcome of this call is unknown: the node running it was lost";
@@ -24,7 +25,7 @@ impl Turn {
                 members.get("input").map_or_else(|| json::built("{}".into()), |input| Raw::from(input.to_owned()));
             let (dispatch, server_name) = ctx.tools.route(&name);
             let tool_use = ToolUse { id: id.into_owned(), name: name.into_owned(), input, dispatch, server_name };
-            self.make(event(ctx, key, EventType::ToolCall, json::encode(&tool_use)));
+            self.log(ctx, key, &tool_use);
         }
     }
 
@@ -33,8 +34,8 @@ impl Turn {
         let round = self.round.as_ref()?;
         let Some(tool_use) = round.next().and_then(|place| round.uses.get(place)).cloned() else {
             debug_assert!(self.client_has_part(), "a round of server tools that is answered is in history");
-            let payload = json::built(format!(r#"{{"role":"assistant","content":{}}}"#, round.tagged()));
-            self.make(event(ctx, key, EventType::ServerMessage, payload));
+            let answer = ServerMessage::assistant(round.tagged());
+            self.log(ctx, key, &answer);
             return None;
         };
         if let Some(running) = round.running {
@@ -42,13 +43,13 @@ impl Turn {
         }
         match (tool_use.dispatch, &tool_use.server_name) {
             (Dispatch::Mcp, Some(server)) => {
-                let payload = format!(
-                    r#"{{"method":"tools/call","server_name":{},"tool":{},"input":{}}}"#,
-                    json::encode(server),
-                    json::encode(&tool_use.name),
-                    tool_use.input
-                );
-                self.make(event(ctx, key, EventType::McpRequest, json::built(payload)));
+                let request = McpRequest {
+                    method: "tools/call".to_owned(),
+                    server_name: server.clone(),
+                    tool: tool_use.name.clone(),
+                    input: tool_use.input.clone(),
+                };
+                self.log(ctx, key, &request);
                 Some(Action::Mcp(tool_use))
             }
             (Dispatch::Mcp, None) | (Dispatch::Client, _) => {
@@ -81,18 +82,25 @@ impl Turn {
                 let detail = text.strip_prefix("subagent error: ").unwrap_or(&text);
                 let input = Object::parse(&tool_use.input).unwrap_or_default();
                 let text = |member: &str| input.str(member).unwrap_or_default();
-                self.not_launched(ctx, key, &tool_use, lifecycle(id, &text("harness"), &text("model"), Some(detail)));
+                let start = lifecycle(id, &text("harness"), &text("model"));
+                self.not_launched(ctx, key, &tool_use, start, detail);
                 None
             }
         }
     }
 
-    /// A start is logged, and the subagent does not run: `payload` says why.
-    fn not_launched(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse, mut payload: serde_json::Value) {
-        payload["reason"] = json!("spawn_failed");
-        payload["exit_code"] = json!(null);
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentFailed, &payload));
-        let detail = payload["detail"].as_str().unwrap_or_default();
+    /// A start is logged, and the subagent does not run: `detail` says why.
+    fn not_launched(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse, start: SubagentStart, detail: &str) {
+        let failed = SubagentFailed {
+            detail: Some(detail.to_owned()),
+            dispatch: start.dispatch,
+            exit_code: None,
+            harness: start.harness,
+            model: start.model,
+            reason: Some("spawn_failed".to_owned()),
+            subagent_id: start.subagent_id,
+        };
+        self.log(ctx, key, &failed);
         let text = format!("subagent error: it could not be started: {detail}");
         self.tool_answered(ctx, key, tool_use, true, text_content(&text));
     }
@@ -100,13 +108,8 @@ impl Turn {
     /// No sandbox runs for this session: the model is told how to get one (docs/api.md 6).
     fn no_sandbox(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse) {
         let command = Object::parse(&tool_use.input).and_then(|input| input.str("command").map(|c| c.into_owned()));
-        let payload = format!(
-            r#"{{"tool":{},"input":{},"command":{}}}"#,
-            json::encode(&tool_use.name),
-            tool_use.input,
-            json::encode(&command)
-        );
-        self.make(event(ctx, key, EventType::SandboxRequest, json::built(payload)));
+        let request = SandboxRequest { tool: tool_use.name.clone(), input: tool_use.input.clone(), command };
+        self.log(ctx, key, &request);
         let error =
             format!("no remote sandbox is running for tool '{}'; call session.startRemoteSandbox first", tool_use.name);
         self.sandbox_failed(ctx, key, tool_use, &error);
@@ -114,8 +117,7 @@ impl Turn {
 
     /// No sandbox has run the tool: why.
     fn sandbox_failed(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse, error: &str) {
-        let payload = json!({"sandbox_id": null, "ok": false, "error": error});
-        self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SandboxResponse, &payload));
+        self.log(ctx, key, &SandboxResponse { error: error.to_owned(), ok: false, sandbox_id: None });
         self.tool_answered(ctx, key, tool_use, true, text_content(&format!("sandbox error: {error}")));
     }
 
@@ -139,8 +141,7 @@ impl Turn {
             }
             Ok(launch) => {
                 let id = SubagentId((ctx.fresh)());
-                let payload = lifecycle(id, &launch.harness, &launch.model, None);
-                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentStart, &payload));
+                self.log(ctx, key, &lifecycle(id, &launch.harness, &launch.model));
                 Some(Action::Launch(id, launch))
             }
         }
@@ -155,31 +156,30 @@ impl Turn {
         started: Result<(), String>,
     ) {
         let Some((key, tool_use)) = self.current_use() else { return };
-        let payload = |detail: Option<&str>| lifecycle(id, &launch.harness, &launch.model, detail);
+        let start = lifecycle(id, &launch.harness, &launch.model);
         match started {
             Ok(()) => {
-                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::SubagentRunning, &payload(None)));
+                self.log(ctx, key, &SubagentRunning(start));
                 self.tool_answered(ctx, key, &tool_use, false, text_content(&subagent::started(id, launch)));
             }
-            Err(detail) => self.not_launched(ctx, key, &tool_use, payload(Some(&detail))),
+            Err(detail) => self.not_launched(ctx, key, &tool_use, start, &detail),
         }
     }
 
     /// What came of the MCP call.
     pub fn mcp_answered(&mut self, ctx: &Context<'_>, reply: McpReply) {
         let Some((key, tool_use)) = self.current_use() else { return };
-        let server = json::encode(&tool_use.server_name);
-        let (payload, is_error, content) = match reply {
+        let server_name = tool_use.server_name.clone();
+        let (response, is_error, content) = match reply {
             McpReply::Result { result, is_error, content } => {
-                let ok = !is_error;
-                (format!(r#"{{"server_name":{server},"ok":{ok},"result":{result}}}"#), is_error, content)
+                (McpResponse { server_name, ok: !is_error, result: Some(result), error: None }, is_error, content)
             }
             McpReply::Failed(error) => {
                 let content = text_content(&format!("MCP error: {error}"));
-                (format!(r#"{{"server_name":{server},"ok":false,"error":{}}}"#, json::encode(&error)), true, content)
+                (McpResponse { server_name, ok: false, result: None, error: Some(error) }, true, content)
             }
         };
-        self.make(event(ctx, key, EventType::McpResponse, json::built(payload)));
+        self.log(ctx, key, &response);
         self.tool_answered(ctx, key, &tool_use, is_error, content);
     }
 
@@ -190,8 +190,8 @@ impl Turn {
         let Some((_, tool_use)) = self.current_use() else { return };
         match running {
             Running::Mcp => {
-                let payload = json!({"server_name": tool_use.server_name, "ok": false, "error": LOST});
-                self.make(NewEvent::new(EventId((ctx.fresh)()), key, EventType::McpResponse, &payload));
+                let server_name = tool_use.server_name.clone();
+                self.log(ctx, key, &McpLost { error: LOST.to_owned(), ok: false, server_name });
                 self.tool_answered(ctx, key, &tool_use, true, text_content(&format!("MCP error: {LOST}")));
             }
             Running::Sandbox => self.sandbox_failed(ctx, key, &tool_use, LOST),
@@ -212,10 +212,16 @@ impl Turn {
             is_error,
             content,
         };
-        self.make(event(ctx, key, EventType::ToolResult, json::encode(&result)));
+        self.log(ctx, key, &result);
     }
 }
 
-fn lifecycle(id: SubagentId, harness: &str, model: &str, detail: Option<&str>) -> serde_json::Value {
-    json!({"dispatch": "remote", "subagent_id": id, "harness": harness, "model": model, "detail": detail})
+fn lifecycle(id: SubagentId, harness: &str, model: &str) -> SubagentStart {
+    SubagentStart {
+        detail: None,
+        dispatch: Dispatched::Remote,
+        harness: harness.to_owned(),
+        model: model.to_owned(),
+        subagent_id: id.to_string(),
+    }
 }

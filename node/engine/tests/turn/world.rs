@@ -281,7 +281,7 @@ impl<'a> World<'a> {
             4 => EventType::SandboxRunning,
             _ => return,
         };
-        let event = NewEvent::new(EventId((self.fresh)()), client(9), kind, &serde_json::json!({}));
+        let event = self.stranger(kind, &serde_json::json!({}));
         self.log.push(committed(self.log.len() as u64 + 1, None, event));
     }
 
@@ -305,9 +305,15 @@ impl<'a> World<'a> {
         }
     }
 
+    /// An event of another client.
+    fn stranger(&self, kind: EventType, payload: &serde_json::Value) -> NewEvent {
+        let payload = Payload::Json(json::encode(payload));
+        NewEvent { id: EventId((self.fresh)()), key: client(9), kind, payload, from_client: false }
+    }
+
     fn subagent(&mut self, turn: &mut Turn, kind: EventType, dispatch: &str, id: SubagentId) {
         let payload = serde_json::json!({"dispatch": dispatch, "subagent_id": id});
-        let event = NewEvent::new(EventId((self.fresh)()), client(9), kind, &payload);
+        let event = self.stranger(kind, &payload);
         let event = committed(self.log.len() as u64 + 1, None, event);
         turn.apply(&event);
         self.log.push(event);

@@ -1,7 +1,7 @@
 //! What becomes of sessions, sandboxes and subagents.
 
 use super::nullable;
-use crate::ids::KeyId;
+use crate::ids::{KeyId, SubagentId};
 use crate::json::Raw;
 use crate::provider::Wire;
 use serde::{Deserialize, Serialize};
@@ -238,6 +238,18 @@ pub struct SubagentStart {
     pub model: String,
     /// The server's id of it, or the client's own.
     pub subagent_id: String,
+}
+
+/// The remote subagent that a stored `session.subagent.*` event is about; none for one that runs at a client and is only
+/// reported.
+pub fn remote_subagent(stored: &str) -> Option<SubagentId> {
+    #[derive(Deserialize)]
+    struct Lifecycle {
+        dispatch: Dispatched,
+        subagent_id: String,
+    }
+    let event: Lifecycle = serde_json::from_str(stored).ok()?;
+    if event.dispatch == Dispatched::Remote { event.subagent_id.parse().ok() } else { None }
 }
 
 /// `session.subagent.running`: as [`SubagentStart`].
