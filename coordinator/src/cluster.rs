@@ -1,5 +1,11 @@
-//! The cluster as one session sees it: who serves it, who waits, who is told. One interface over two backends, in one process
-//! or through Redis; neither decides what is true, the database does.
+//! Which node serves a session, which calls wait for it, and who is told how far they are.
+//!
+//! [`Cluster`] is one interface over two backends: [`Local`] for a single process and [`Redis`] for several nodes.
+//! Neither decides what is true. The database does, by the epoch of each session (ARCHITECTURE.md, I1), so that a
+//! backend that loses all it knows costs time and never an event.
+//!
+//! The handlers of the `node` crate queue calls here and follow them through a [`Waiter`]. The task that owns a session
+//! serves it through its [`Lease`].
 
 mod lease;
 mod local;
@@ -23,40 +29,40 @@ use lease::Successor;
 use redis::Redis;
 use tokio::sync::watch;
 
-/// How far a call is.
+/// How far a call has come.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
     /// It waits for the gate.
     Queued,
     /// It has started: its events are in the log.
     Running,
-    /// It is over: its last event's number, and what to tell its callers.
+    /// It has ended: the number of its last event, and what to tell its callers.
     Ended(u64, Outcome),
-    /// It recorded nothing; the error to answer.
+    /// It recorded nothing in the log. Its callers are answered with this error.
     Refused(RpcError),
-    /// Another call with its idempotency key was faster.
+    /// Another call with the same idempotency key was recorded first. Its callers follow that one.
     Follow(CallId),
 }
 
-/// What other nodes tell a whole node.
+/// What another node tells this one about more than a single session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Signal {
-    /// A client key was revoked.
+    /// A client key was revoked on another node.
     Revoked(KeyId),
 }
 
-/// A node of the cluster.
+/// A node of the cluster, as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Unique for each start of a process.
     pub node: String,
-    /// Whether it takes no more sessions.
+    /// Whether it is shutting down and takes no more sessions.
     pub draining: bool,
-    /// Whether it is the one that was asked.
+    /// Whether it is the node that answers the question.
     pub asked: bool,
 }
 
-/// The backend.
+/// The way in which this node works with others.
 #[derive(Clone)]
 pub enum Cluster {
     /// This process is the cluster.
@@ -70,7 +76,7 @@ impl Cluster {
         Waiter { session, call, progress, cluster: self.clone() }
     }
 
-    /// What this node is called in lists of nodes and owners.
+    /// The name of this node in lists of nodes and owners.
     pub fn node(&self) -> &str {
         match self {
             Cluster::Local(local) => local.node(),
@@ -78,7 +84,8 @@ impl Cluster {
         }
     }
 
-    /// Whether the node has made itself known.
+    /// Whether the node has announced itself to the others. With Redis that is so after the first heartbeat was sent,
+    /// even if it did not arrive. A single process has nobody to announce itself to.
     pub fn has_joined(&self) -> bool {
         match self {
             Cluster::Local(_) => true,
@@ -86,12 +93,13 @@ impl Cluster {
         }
     }
 
-    /// Whether other nodes can serve what this one has accepted.
+    /// Whether other nodes can serve a call that this one has accepted.
     pub fn is_shared(&self) -> bool {
         matches!(self, Cluster::Redis(_))
     }
 
-    /// Accepts a call: from here on it has its place. One with a known idempotency key joins the first.
+    /// Accepts a call: when this returns, it has its place in the session's queue. A call with the idempotency key of
+    /// one that waits or runs joins that one. A session that nobody serves gets an owner.
     ///
     /// # Errors
     /// See [`Rejected`].
@@ -103,9 +111,11 @@ impl Cluster {
             }
             Cluster::Redis(redis) => {
                 let (accepted, progress) = redis.accept(session, call.clone())?;
-                // From here on leaving is noticed, wherever this future is dropped.
+                // The waiter exists before Redis is asked: a caller that leaves meanwhile drops it with this future,
+                // and so leaves the queue.
                 let waiter = self.waiter(session, accepted, progress);
-                // One that joins a call which is only being queued asks for itself: the first may be turned away, or leave.
+                // The call that this one joins may still be on its way to Redis. Its caller may leave, or Redis may
+                // refuse it, so this caller then asks for the place as well.
                 if accepted != call.id && redis.placed(accepted) {
                     return Ok(waiter);
                 }
@@ -118,7 +128,7 @@ impl Cluster {
         }
     }
 
-    /// Has a session served although nobody waits here: it has a call to carry on.
+    /// Makes sure that a node serves the session although no caller waits: there is an unfinished call in its log.
     pub async fn ensure_owner(&self, session: SessionId) {
         match self {
             Cluster::Local(local) => local.ensure_owner(session),
@@ -126,7 +136,7 @@ impl Cluster {
         }
     }
 
-    /// Follows a call that has started.
+    /// Waits for a call that has started, which the database knows.
     pub fn follow(&self, session: SessionId, call: CallId) -> Waiter {
         let progress = match self {
             Cluster::Local(local) => local.follow(session, call),
@@ -135,7 +145,7 @@ impl Cluster {
         self.waiter(session, call, progress)
     }
 
-    /// Makes the owner look again: something it waits for has changed.
+    /// Makes the session's owner check again what it can do, because something that it waits for has changed.
     pub async fn wake(&self, session: SessionId) {
         match self {
             Cluster::Local(local) => local.wake(session),
@@ -143,7 +153,8 @@ impl Cluster {
         }
     }
 
-    /// A client key was revoked: its waiting calls are dropped, here at once and on every node; each gets the signal.
+    /// Drops the waiting calls of a client key that was revoked on this node and answers them with `error`. The other
+    /// nodes get [`Signal::Revoked`] and do the same.
     pub async fn revoked(&self, key: KeyId, error: &RpcError) {
         match self {
             Cluster::Local(local) => local.drop_of(key, error),
@@ -151,7 +162,7 @@ impl Cluster {
         }
     }
 
-    /// What a signal of another node asks of the queues here.
+    /// Drops the calls of a client key that wait on this node, because another node says that the key was revoked.
     pub fn forget(&self, key: KeyId, error: &RpcError) {
         match self {
             Cluster::Local(local) => local.drop_of(key, error),
@@ -159,10 +170,10 @@ impl Cluster {
         }
     }
 
-    /// Opens a reader of a session's log and has other nodes tell this one from now on what they commit to it.
+    /// Opens a reader of a session's log. From now on other nodes tell this one what they commit to that session.
     ///
     /// # Errors
-    /// `NotFound`; the database's.
+    /// `NotFound` when there is no such session, and any error of the database.
     pub async fn open_reader(&self, log: &Log, session: SessionId) -> Result<(Reader, Row), Error> {
         let announced = async {
             if let Cluster::Redis(redis) = self {
@@ -172,15 +183,15 @@ impl Cluster {
         Reader::open(log, session, announced).await
     }
 
-    /// Ends all subscriptions of a session on other nodes.
+    /// Ends all subscriptions to a session on the other nodes.
     pub fn cut(&self, session: SessionId) {
         if let Cluster::Redis(redis) = self {
             redis.cut(session);
         }
     }
 
-    /// Stops serving a session, wherever it is served, and answers everybody who waits for it. Returns when its owner has
-    /// let go.
+    /// Stops serving a session, wherever it is served, and answers everybody who waits for it with `error`. Returns
+    /// when no owner serves it any more.
     pub async fn stop(&self, session: SessionId, error: &RpcError) {
         match self {
             Cluster::Local(local) => local.stop(session, error).await,
@@ -188,7 +199,7 @@ impl Cluster {
         }
     }
 
-    /// The living nodes and what each says of itself.
+    /// The living nodes, and what each says of itself.
     ///
     /// # Errors
     /// `CoordinationUnavailable` when Redis cannot be asked.
@@ -199,7 +210,7 @@ impl Cluster {
         }
     }
 
-    /// The node that serves a session just now, if one does.
+    /// The node that serves a session at this moment, if one does.
     ///
     /// # Errors
     /// `CoordinationUnavailable` when Redis cannot be asked.
@@ -210,7 +221,8 @@ impl Cluster {
         }
     }
 
-    /// What an operator should know although the node works: why coordination is worse than it could be.
+    /// For operators: what is wrong with the coordination between nodes although this node works. Empty when all is
+    /// well.
     pub async fn warnings(&self) -> Vec<String> {
         match self {
             Cluster::Local(_) => Vec::new(),
@@ -218,14 +230,15 @@ impl Cluster {
         }
     }
 
-    /// Takes no more sessions; what is given up from now on is offered to other nodes.
+    /// From now on this node takes no more sessions and offers those that it gives up to other nodes. A single process
+    /// has nobody to offer them to.
     pub fn drain(&self) {
         if let Cluster::Redis(redis) = self {
             redis.drain();
         }
     }
 
-    /// Calls accepted by this node that wait.
+    /// How many calls that this node has accepted still wait.
     pub fn waiting(&self) -> usize {
         match self {
             Cluster::Local(local) => local.waiting(),

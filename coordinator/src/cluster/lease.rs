@@ -1,5 +1,9 @@
-//! The lease: the right, and the duty, to serve one session. The owner of a session in the node holds it and asks everything
-//! that concerns its queue through it. Dropping it gives the session up, so an owner that panicked is replaced.
+//! The lease: the right, and the duty, to serve one session.
+//!
+//! The task that owns a session holds its lease and reaches the session's queue only through it. Dropping the lease
+//! gives the session up, so that an owner that panicked is replaced. A lease is no proof of ownership: a node can lose
+//! it without noticing. Every append of a turn therefore names its epoch, which the database checks (ARCHITECTURE.md,
+//! I1).
 
 use super::queue::Claim;
 use super::{Cluster, Progress};
@@ -10,7 +14,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The right, and the duty, to serve one session until it is released or lost. At any time at most one acts under it.
+/// The right, and the duty, to serve one session until the lease is released or lost.
 pub struct Lease {
     pub(crate) session: SessionId,
     pub(crate) wake: Arc<Notify>,
@@ -28,7 +32,8 @@ impl Lease {
         self.session
     }
 
-    /// Whether the lease still holds, asked of its backend: to be checked between reading the epoch and moving it on.
+    /// Asks the backend whether the lease still holds. The owner calls this after it has read the session's epoch and
+    /// before it moves the epoch on, so that a node that was frozen in between does not push out its successor.
     pub async fn confirm(&self) -> bool {
         match &self.cluster {
             Cluster::Local(_) => true,
@@ -36,7 +41,8 @@ impl Lease {
         }
     }
 
-    /// Whether an external act may begin under this epoch (ARCHITECTURE.md, "One node and several").
+    /// Whether an external act, such as a tool call, may begin under this epoch (ARCHITECTURE.md, "One node and
+    /// several").
     pub async fn may_act(&self, epoch: i64) -> bool {
         match &self.cluster {
             Cluster::Local(_) => true,
@@ -44,7 +50,7 @@ impl Lease {
         }
     }
 
-    /// Takes the call that goes next while the gate is free, or kept by this pause.
+    /// Takes the call that runs next. `pause` is the pause that keeps the gate; without one the gate is free.
     pub async fn claim(&self, pause: Option<Pause>) -> Claim {
         match &self.cluster {
             Cluster::Local(local) => local.claim(self.session, pause),
@@ -52,7 +58,7 @@ impl Lease {
         }
     }
 
-    /// The claimed call found the gate otherwise than it seemed.
+    /// Gives the claimed call back to the queue, in its old place: the gate was not as the claim assumed.
     pub async fn unclaim(&self, call: CallId) {
         match &self.cluster {
             Cluster::Local(local) => local.unclaim(self.session),
@@ -60,7 +66,7 @@ impl Lease {
         }
     }
 
-    /// Tells a call's waiters how far it is. A call that is over leaves the queue.
+    /// Tells everybody who waits for a call how far it is. A call that has ended or was refused leaves the queue.
     pub async fn tell(&self, call: CallId, progress: Progress) {
         match &self.cluster {
             Cluster::Local(local) => local.tell(self.session, call, progress),
@@ -68,7 +74,7 @@ impl Lease {
         }
     }
 
-    /// Answers every call that waits.
+    /// Answers every call that waits for the session, on all nodes, with this error.
     pub async fn refuse_all(&self, error: &RpcError) {
         match &self.cluster {
             Cluster::Local(local) => local.refuse_all(self.session, error),
@@ -76,7 +82,8 @@ impl Lease {
         }
     }
 
-    /// Answers every call that waits on this node: it cannot serve the session just now, another may.
+    /// Answers every call that waits on this node with this error, because this node cannot serve the session at
+    /// present. Calls that wait on other nodes keep their places: another node may be able to serve them.
     pub fn refuse_here(&self, error: &RpcError) {
         match &self.cluster {
             Cluster::Local(local) => local.refuse_all(self.session, error),
@@ -84,7 +91,7 @@ impl Lease {
         }
     }
 
-    /// Whether anybody waits.
+    /// Whether any call waits.
     pub async fn wanted(&self) -> bool {
         match &self.cluster {
             Cluster::Local(local) => local.wanted(self.session),
@@ -92,15 +99,15 @@ impl Lease {
         }
     }
 
-    /// Returns when there may be something new to do.
+    /// Returns when the owner was woken, because there may be something new to do.
     pub async fn woken(&self) {
         self.wake.notified().await;
     }
 
-    /// Gives the session up, unless somebody waits for it: then it is handed back.
+    /// Gives the session up, unless a call waits for it.
     ///
     /// # Errors
-    /// The lease, when there is a call to serve.
+    /// Returns the lease when there is a call to serve.
     pub async fn release(mut self) -> Result<(), Lease> {
         if !self.stop.is_cancelled() && !self.lost.is_cancelled() && self.wanted().await {
             return Err(self);
@@ -110,12 +117,13 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives the session up although somebody may wait for it, because this node takes no more: then another is told at once.
+    /// Gives the session up although calls may wait, because this node takes no more sessions. If a call waits, another
+    /// node is told at once.
     pub fn pass_on(mut self) {
         self.let_go(Successor::Caller);
     }
 
-    /// Gives the session up in the middle of a turn to another node, which is told at once.
+    /// Gives the session up in the middle of a turn. Another node is told at once to carry the turn on.
     pub fn hand_over(mut self) {
         self.let_go(Successor::Another);
     }
@@ -130,19 +138,19 @@ impl Lease {
     }
 }
 
-/// Who should go on with a session that is given up.
+/// Who is told of a session that is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Successor {
-    /// Whoever needs it.
+    /// Nobody: a node that needs the session takes it.
     Nobody,
-    /// A node whose client waits, if one came in the last moment.
+    /// A node with a waiting client, in case a call was queued just before the session was given up.
     Caller,
-    /// Another node, now: this one ends.
+    /// Another node, at once, because this one is shutting down.
     Another,
 }
 
 impl Drop for Lease {
-    /// An owner that panicked lets go, so that the session can be served again.
+    /// Gives up the session of an owner that panicked, so that it can be served again.
     fn drop(&mut self) {
         self.let_go(Successor::Nobody);
     }

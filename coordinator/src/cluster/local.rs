@@ -1,4 +1,8 @@
-//! The cluster of one process: its queues are the queues, and whoever asks first serves.
+//! The backend for a single process. The queues in memory are the only ones, and a session that is needed gets an owner
+//! in this process.
+//!
+//! All state is in the [`SessionTable`], and nothing here waits for anything but that table's lock, except `stop`,
+//! which waits for the owner. [`Cluster`] and [`Lease`] call it.
 
 use crate::cluster::queue::{Call, Claim, Rejected};
 use crate::cluster::session_table::{LocalSession, SessionTable};
@@ -9,15 +13,16 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
-/// The name of the only node.
+/// The name of the only node, in lists of nodes and owners.
 const ALONE: &str = "single";
 
-/// The process's sessions.
+/// The sessions that are waited for or served in this process.
 #[derive(Clone)]
 pub struct Local(Arc<SessionTable>);
 
 impl Local {
-    /// No sessions yet; `limit` calls may wait in each. The receiver gets a lease for every session that has to be served.
+    /// Begins with no sessions. At most `limit` calls wait in each. The receiver gets a lease for every session that
+    /// has to be served.
     pub fn new(limit: usize) -> (Self, mpsc::UnboundedReceiver<Lease>) {
         let (wanted, leases) = mpsc::unbounded_channel();
         (Self(Arc::new(SessionTable::new(limit, wanted))), leases)
@@ -55,7 +60,7 @@ impl Local {
         progress
     }
 
-    /// Wakes the owner, or finds one.
+    /// Wakes the owner. If there is none, asks for one by sending a lease.
     fn serve(&self, session: SessionId, local: &mut LocalSession) {
         if local.owned {
             local.wake.notify_one();
@@ -129,9 +134,9 @@ impl Local {
         local.queue.give_up();
         local.released.notify_waiters();
         if local.stop.is_cancelled() {
-            // Whoever closes the session answers who is left.
+            // The task that closes the session, in `stop`, answers those who still wait.
         } else if !local.queue.is_empty() {
-            // Calls came in between the owner's last look and now.
+            // A call was queued after the owner had looked at the queue for the last time.
             self.serve(session, local);
         } else if local.forgettable() {
             sessions.remove(&session);

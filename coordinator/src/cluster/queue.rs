@@ -1,7 +1,10 @@
-//! The turn queue of one session: who waits, in which order, and who goes next.
+//! The queue of one session: which calls wait for the gate, in which order, and which one runs next.
 //!
-//! Pure. Claiming and leaving exclude each other because whoever holds the queue does one at a time: a call is either
-//! dropped, then it never starts, or claimed, then it runs to its end whoever still listens (docs/api.md 3.3).
+//! This is a plain data structure without I/O or locks; the session table holds it behind its lock. So claiming a call
+//! and leaving one exclude each other: a call is either dropped, and then never starts, or claimed, and then runs to
+//! its end even if nobody listens any more (docs/api.md 3.3). With Redis the order of the cluster is kept by scripts
+//! that follow the same rules (`cluster/redis/scripts.rs`), and this queue holds only the calls that this node has
+//! accepted.
 
 use engine::gate::Pause;
 use engine::ids::{CallId, KeyId};
@@ -12,26 +15,26 @@ use std::collections::VecDeque;
 /// A call that waits for the gate.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Call {
-    /// Names it everywhere.
+    /// Its id, which is the same on every node and in the log.
     pub id: CallId,
-    /// Whose call.
+    /// The client key of its caller.
     pub key: KeyId,
-    /// What it asks for.
+    /// What it asks for: a message or a compaction.
     pub opening: Opening,
     /// Its idempotency key and the digest of its params.
     pub idempotency: Option<(String, [u8; 32])>,
-    /// The caller's trace.
+    /// The caller's `traceparent` header.
     pub traceparent: Option<String>,
 }
 
-/// What to do next.
+/// What an owner does next.
 #[derive(Debug)]
 pub enum Claim {
     /// Run this call.
     Run(Call),
-    /// Answer these compacts that a turn is in progress.
+    /// Tell the callers of these compactions that a turn is in progress, because a pause keeps the gate.
     Refuse(Vec<CallId>),
-    /// Nobody can go.
+    /// No waiting call can run now.
     Wait,
 }
 
@@ -44,24 +47,25 @@ struct Entry {
 /// Why a call was not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejected {
-    /// As many wait as may.
+    /// As many calls wait for the session as may.
     Full,
-    /// Its idempotency key came with other params before.
+    /// A call with the same idempotency key has other params.
     OtherParams,
-    /// The cluster could not be asked for too long.
+    /// Redis could not be reached for too long.
     CoordinationUnavailable,
 }
 
-/// The queue.
+/// The calls of one session that wait, in the order in which they came, and the one that runs.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Entry>,
-    /// The call that was claimed last and has not ended.
+    /// The call that was claimed and has not ended.
     running: Option<Entry>,
 }
 
 impl Queue {
-    /// Adds a call at the end, or joins the one that has its idempotency key already. Returns the call to wait for.
+    /// Adds a call at the end. A call with the idempotency key of one that is here joins that one. Returns the call to
+    /// wait for.
     ///
     /// # Errors
     /// See [`Rejected`].
@@ -93,7 +97,7 @@ impl Queue {
         Some(verdict)
     }
 
-    /// A waiter is gone. The call is dropped when it was the last one and nobody has claimed it; says whether it was.
+    /// One waiter of a call has left. A call without waiters that was not claimed is dropped; returns whether it was.
     pub(super) fn leave(&mut self, call: CallId) -> bool {
         if let Some(running) = self.running.as_mut().filter(|entry| entry.call.id == call) {
             running.waiters = running.waiters.saturating_sub(1);
@@ -109,7 +113,8 @@ impl Queue {
         last
     }
 
-    /// Takes the call that goes next. A pause answers every compact until it expires; its owner's messages go first.
+    /// Takes the call that runs next. While a pause keeps the gate, only a message of its owner can run and every
+    /// compaction is refused. After it has expired, a message of its owner still goes before all others.
     pub(super) fn claim(&mut self, pause: Option<Pause>) -> Claim {
         let place = match pause {
             None => (!self.waiting.is_empty()).then_some(0),
@@ -130,8 +135,8 @@ impl Queue {
         Claim::Run(call)
     }
 
-    /// The claimed call recorded nothing, because the gate was not as it seemed: it is the first again, or dropped if nobody
-    /// waits for it any more. Says whether it was dropped.
+    /// The claimed call recorded nothing, because the gate was not as the claim assumed. It is the first in the queue
+    /// again, or is dropped if nobody waits for it any more. Returns whether it was dropped.
     pub(super) fn unclaim(&mut self) -> bool {
         let Some(entry) = self.running.take() else { return false };
         let dropped = entry.waiters == 0;
@@ -141,13 +146,13 @@ impl Queue {
         dropped
     }
 
-    /// A call is over; the gate is its own no more, whether it was claimed or waited.
+    /// Removes a call that has ended or was refused, whether it was claimed or still waited.
     pub(super) fn ended(&mut self, call: CallId) {
         self.running.take_if(|entry| entry.call.id == call);
         self.waiting.retain(|entry| entry.call.id != call);
     }
 
-    /// Whoever served the claimed call serves no more.
+    /// The owner that served the claimed call has given the session up.
     pub(super) fn give_up(&mut self) {
         self.running = None;
     }
@@ -157,22 +162,22 @@ impl Queue {
         self.waiting.iter().map(|entry| &entry.call)
     }
 
-    /// Drops the waiting calls of a client.
+    /// Drops the waiting calls of a client key and returns their ids.
     pub(super) fn drop_of(&mut self, key: KeyId) -> Vec<CallId> {
         self.drop_where(|call| call.key == key)
     }
 
-    /// Drops all waiting calls.
+    /// Drops all waiting calls and returns their ids.
     pub(super) fn drop_all(&mut self) -> Vec<CallId> {
         self.drop_where(|_| true)
     }
 
-    /// Whether nobody waits.
+    /// Whether no call waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// How many wait.
+    /// How many calls wait.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -273,7 +278,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes: calls start in the order of their arrival, and one that was left never starts.
+        /// Calls start in the order of their arrival, and one that was left never starts, whatever else happens.
         #[test]
         fn first_in_first_out(steps in proptest::collection::vec((0..3u8, any::<u8>()), 1..40)) {
             let (mut queue, mut model, mut next) = (Queue::default(), Vec::new(), 0);

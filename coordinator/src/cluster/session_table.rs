@@ -1,8 +1,10 @@
-//! What one process knows of the sessions it serves or whose callers it holds: who waits here, who owns here, who is told.
+//! What this process keeps in memory of each session that it serves or whose callers wait here: the waiting calls,
+//! whether a task of this process owns the session, and the channels that tell callers how far their calls are.
 //!
-//! Everything is behind one lock with tiny critical sections. What is lost with the process is only liveness: the database
-//! knows which calls started and which pauses wait. In a cluster of one the queue here is the queue; with Redis it holds the
-//! calls that this node has accepted.
+//! Everything is behind one lock that is held for a few lookups and never across an `await`. Nothing that is lost with
+//! the process is needed for correctness: the database knows which calls have started and which sessions are paused.
+//! Without Redis the queues here are the only ones; with Redis they hold the calls that this node has accepted. The two
+//! backends of the cluster, `Local` and `Redis`, are the callers.
 
 use crate::cluster::queue::{Call, Queue, Rejected};
 use crate::cluster::{Lease, Progress};
@@ -17,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct LocalSession {
     pub queue: Queue,
     calls: HashMap<CallId, watch::Sender<Progress>>,
-    /// A task of this process serves the session.
+    /// Whether a task of this process serves the session.
     pub owned: bool,
     pub wake: Arc<Notify>,
-    /// The session is being closed under its owner.
+    /// Cancelled when the session is closed, to stop its owner.
     pub stop: CancellationToken,
-    /// Another node owns the session now.
+    /// Cancelled when another node owns the session.
     pub lost: CancellationToken,
     pub released: Arc<Notify>,
 }
@@ -39,7 +41,8 @@ impl SessionTable {
         Self { sessions: Mutex::default(), wanted, limit }
     }
 
-    /// A poisoned lock is used on: after a panic the table is still usable, at worst some waiting clients time out.
+    /// Locks the table. Poisoning is ignored: after a panic the table is still usable, and at worst some waiting
+    /// clients time out.
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, LocalSession>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,7 +51,8 @@ impl SessionTable {
         self.lock().get_mut(&session).map(act)
     }
 
-    /// Gives a call its place here, or joins the one with its idempotency key. Says which call to wait for.
+    /// Puts a call at the end of the session's queue, or joins the one with its idempotency key. Returns the call to
+    /// wait for.
     pub(super) fn accept(
         &self,
         session: SessionId,
@@ -63,17 +67,17 @@ impl SessionTable {
         accepted
     }
 
-    /// Follows a call that has started.
+    /// Waits for a call that has started.
     pub(super) fn follow(&self, session: SessionId, call: CallId) -> watch::Receiver<Progress> {
         self.lock().entry(session).or_insert_with(LocalSession::new).subscribe(call, Progress::Running)
     }
 
-    /// A waiter has gone. Says whether its call waits no more for anybody here.
+    /// A waiter has left. Returns whether its call was dropped, because nobody here waits for it any more.
     pub(super) fn leave(&self, session: SessionId, call: CallId) -> bool {
         let mut sessions = self.lock();
         let Some(local) = sessions.get_mut(&session) else { return false };
         let dropped = local.queue.leave(call);
-        // The waiter that leaves still holds its receiver.
+        // The waiter that leaves still holds its own receiver, which counts as one.
         if local.calls.get(&call).is_some_and(|sender| sender.receiver_count() <= 1) {
             local.calls.remove(&call);
         }
@@ -83,8 +87,9 @@ impl SessionTable {
         dropped
     }
 
-    /// Hands a lease to whoever serves. May be called under the lock. Returns false when the node is shutting down and takes no
-    /// more sessions: then the lease is marked as not held, because dropping a held one would take the lock again.
+    /// Sends a lease to the task that starts owners. May be called while the table is locked. Returns false when the
+    /// node is shutting down and starts no more owners: then the lease is marked as not held, because dropping a held
+    /// one would lock the table again.
     pub(super) fn want(&self, lease: Lease) -> bool {
         match self.wanted.send(lease) {
             Ok(()) => true,
@@ -95,7 +100,7 @@ impl SessionTable {
         }
     }
 
-    /// Drops the waiting calls of a client, in every session, and tells their waiters.
+    /// Drops the waiting calls of a client key in every session, answers them with `error` and returns them.
     pub(super) fn drop_of(&self, key: KeyId, error: &RpcError) -> Vec<(SessionId, CallId)> {
         let mut dropped = Vec::new();
         for (session, local) in self.lock().iter_mut() {
@@ -112,7 +117,7 @@ impl SessionTable {
         self.limit
     }
 
-    /// The calls that wait here.
+    /// All calls that wait here.
     pub(super) fn waiting_calls(&self) -> Vec<(SessionId, Call)> {
         let sessions = self.lock();
         let calls =
@@ -120,7 +125,7 @@ impl SessionTable {
         calls.collect()
     }
 
-    /// Waits for `same` in place of a call that was accepted here.
+    /// Replaces `call`, which was accepted here, by `same`, an earlier call with the same idempotency key.
     pub(super) fn replace(
         &self,
         session: SessionId,
@@ -135,7 +140,7 @@ impl SessionTable {
         Ok(local.subscribe(id, Progress::Queued))
     }
 
-    /// Calls that wait, in all sessions.
+    /// How many calls wait, in all sessions together.
     pub(super) fn waiting(&self) -> usize {
         self.lock().values().map(|local| local.queue.len()).sum()
     }
@@ -173,7 +178,7 @@ impl LocalSession {
         }
     }
 
-    /// Answers everybody who waits for or follows a call.
+    /// Answers everybody who waits for a call, queued or started, with this error.
     pub(super) fn refuse_all(&mut self, error: &RpcError) {
         self.queue.drop_all();
         for (_, sender) in self.calls.drain() {
@@ -181,7 +186,7 @@ impl LocalSession {
         }
     }
 
-    /// Answers every call that waits; says which did.
+    /// Answers every call that is queued with this error and returns them.
     pub(super) fn refuse_waiting(&mut self, error: &RpcError) -> Vec<CallId> {
         let calls = self.queue.drop_all();
         for call in &calls {
@@ -190,7 +195,7 @@ impl LocalSession {
         calls
     }
 
-    /// Whether nothing here needs this entry any more.
+    /// Whether this entry can be removed from the table, because nothing here needs it.
     pub(super) fn forgettable(&self) -> bool {
         !self.owned && self.queue.is_empty() && self.calls.is_empty()
     }

@@ -1,11 +1,13 @@
-//! A client's interest in a call, held by the request that made it. Dropping it leaves the queue: a call that nobody waits for
-//! and that has not been claimed never starts.
+//! A caller that waits for a call. The HTTP request that made the call holds it.
+//!
+//! Dropping the waiter leaves the queue: a call that nobody waits for and that was not claimed never starts. A call
+//! that was claimed runs on.
 
 use super::{Cluster, Progress};
 use engine::ids::{CallId, SessionId};
 use tokio::sync::watch;
 
-/// A client's interest in a call. Dropping it is leaving.
+/// A caller that waits for a call. Dropping it means that the caller has left.
 pub struct Waiter {
     pub(super) session: SessionId,
     pub(super) call: CallId,
@@ -14,17 +16,18 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// The call that is waited for: the first one with the idempotency key.
+    /// The call that is waited for. It may be an earlier one with the same idempotency key.
     pub fn call(&self) -> CallId {
         self.call
     }
 
-    /// How far it is.
+    /// How far the call is now.
     pub fn progress(&self) -> Progress {
         self.progress.borrow().clone()
     }
 
-    /// Waits until it changes. False when the process forgot the call; the database knows it then.
+    /// Waits until the progress changes. Returns false when this process has forgotten the call; the database knows
+    /// then how it ended.
     pub async fn changed(&mut self) -> bool {
         self.progress.changed().await.is_ok()
     }
