@@ -8,6 +8,7 @@
 mod append;
 mod calls;
 mod clients;
+mod epoch;
 mod gate_columns;
 mod heartbeat;
 mod lifecycle;
@@ -17,6 +18,7 @@ mod sessions;
 
 pub use append::{Append, CallRow, Side};
 pub use calls::CallRecord;
+pub use epoch::Epoch;
 pub use lifecycle::{NewSession, RemainingClients};
 pub use read::Page;
 pub use sessions::{Admission, Record, Row, State};

@@ -7,6 +7,7 @@
 
 use super::queue::Claim;
 use super::{Cluster, Progress};
+use crate::log::Epoch;
 use engine::gate::Pause;
 use engine::ids::{CallId, SessionId};
 use engine::rpc::RpcError;
@@ -43,7 +44,7 @@ impl Lease {
 
     /// Whether an external act, such as a tool call, may begin under this epoch (ARCHITECTURE.md, "One node and
     /// several").
-    pub async fn may_act(&self, epoch: i64) -> bool {
+    pub async fn may_act(&self, epoch: Epoch) -> bool {
         match &self.cluster {
             Cluster::Local(_) => true,
             Cluster::Redis(redis) => !self.lost.is_cancelled() && redis.may_act(self.session, epoch).await,

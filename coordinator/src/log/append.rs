@@ -9,7 +9,7 @@ pub(super) mod sqlite;
 
 pub(super) use group_commit::GroupCommit;
 
-use super::{Log, State};
+use super::{Epoch, Log, State};
 use crate::Error;
 use crate::db::sql::Row;
 use crate::feed::LogStatus;
@@ -25,7 +25,7 @@ pub struct Append {
     /// Whose log.
     pub session: SessionId,
     /// The owner's epoch.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The call whose events these are.
     pub call: CallId,
     /// Given by the append that opens the call.
@@ -118,9 +118,9 @@ impl Log {
 }
 
 /// Why a conditional update found no row; `row` is the session's state and epoch.
-fn refusal(row: Option<Row>, epoch: Option<i64>) -> Result<Error, Error> {
+fn refusal(row: Option<Row>, epoch: Option<Epoch>) -> Result<Error, Error> {
     let Some(row) = row else { return Ok(Error::NotFound) };
-    let now: i64 = row.get("epoch")?;
+    let now: Epoch = row.get("epoch")?;
     Ok(match State::parse(row.get("state")?)? {
         State::Open if epoch.is_some_and(|epoch| now != epoch) => Error::Fenced,
         State::Open => Error::PreconditionFailed,

@@ -3,7 +3,7 @@
 use super::append::sqlite::{Inserted, insert};
 use super::clients::add_client;
 use super::sessions::VERSION;
-use super::{Id, Log, Row, State};
+use super::{Epoch, Id, Log, Row, State};
 use crate::Error;
 use crate::db::sql::{self, Connection, Sql, sql};
 use crate::feed::LogStatus;
@@ -121,7 +121,7 @@ impl Log {
     ///
     /// # Errors
     /// `Fenced` when somebody else was faster or the session is not open any more.
-    pub async fn take(&self, session: SessionId, seen: i64) -> Result<Row, Error> {
+    pub async fn take(&self, session: SessionId, seen: Epoch) -> Result<Row, Error> {
         self.db
             .write_one(
                 move |c| {
@@ -139,7 +139,7 @@ impl Log {
     ///
     /// # Errors
     /// `Unavailable` with nothing applied.
-    pub async fn hand_over(&self, session: SessionId, epoch: i64) -> Result<(), Error> {
+    pub async fn hand_over(&self, session: SessionId, epoch: Epoch) -> Result<(), Error> {
         self.db
             .write_one(
                 move |c| {

@@ -1,6 +1,6 @@
 //! Sessions' rows, read.
 
-use super::{Id, Log, gate_columns, read_json};
+use super::{Epoch, Id, Log, gate_columns, read_json};
 use crate::Error;
 use crate::db::sql::{self, Sql, sql};
 use crate::feed::LogStatus;
@@ -68,7 +68,7 @@ pub struct Row {
     /// Whether it takes calls.
     pub state: State,
     /// The newest owner's.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// Number of the newest event.
     pub head: u64,
     /// Its gate, by the database's clock.

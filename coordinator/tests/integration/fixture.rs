@@ -2,7 +2,7 @@
 
 use coordinator::accounts::{Accounts, Digest, ProfileFields};
 use coordinator::feed::Feeds;
-use coordinator::log::{Append, CallRow, Log, NewSession, Row, Side, State};
+use coordinator::log::{Append, CallRow, Epoch, Log, NewSession, Row, Side, State};
 use coordinator::{Db, Error, PostgresSettings, fresh_id};
 use engine::event::{Event, EventType, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
@@ -212,7 +212,7 @@ pub(crate) fn says(key: KeyId, payload: &str) -> NewEvent {
 }
 
 /// A turn's append of one message that opens a call.
-pub(crate) fn opening(session: SessionId, epoch: i64, key: KeyId, gate: GateFound) -> Append {
+pub(crate) fn opening(session: SessionId, epoch: Epoch, key: KeyId, gate: GateFound) -> Append {
     Append {
         session,
         epoch,

@@ -3,7 +3,7 @@
 
 use crate::app::App;
 use coordinator::cluster::Lease;
-use coordinator::log::Record;
+use coordinator::log::{Epoch, Record};
 use engine::gate::Pause;
 use engine::ids::{KeyId, SessionId};
 use engine::toolbox::Toolbox;
@@ -35,7 +35,7 @@ pub(super) struct Owner {
     pub(super) app: Arc<App>,
     pub(super) lease: Lease,
     pub(super) session: SessionId,
-    pub(super) epoch: i64,
+    pub(super) epoch: Epoch,
     pub(super) turn: Turn,
     pub(super) pause: Option<KnownPause>,
 }

@@ -8,6 +8,7 @@ use super::outbox::RetriedCommand;
 use super::{Redis, locked};
 use crate::cluster::session_table::LocalSession;
 use crate::cluster::{Cluster, Lease, Successor};
+use crate::log::Epoch;
 use engine::ids::SessionId;
 use redis::RedisResult;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub(super) struct Held {
     /// It was gone and has been made again: another node may have owned the session meanwhile. The database knows.
     pub(super) doubt: bool,
     /// The epoch under which it was acted last.
-    pub(super) epoch: Option<i64>,
+    pub(super) epoch: Option<Epoch>,
 }
 
 impl Redis {
@@ -126,7 +127,7 @@ impl Redis {
     }
 
     /// Before the lease's deadline: yes. After it only while Redis is away and the database, asked now, still shows our epoch.
-    pub(crate) async fn may_act(&self, session: SessionId, epoch: i64) -> bool {
+    pub(crate) async fn may_act(&self, session: SessionId, epoch: Epoch) -> bool {
         let (mut holds, mut doubt) = self.holds(session, epoch);
         if !holds && self.0.connection.up() {
             // Redis was away for a lease time and is back: what the next renewal would find out is asked now.
@@ -141,7 +142,7 @@ impl Redis {
     }
 
     /// Whether the lease surely holds, and whether it is in doubt; notes under which epoch it is acted.
-    fn holds(&self, session: SessionId, epoch: i64) -> (bool, bool) {
+    fn holds(&self, session: SessionId, epoch: Epoch) -> (bool, bool) {
         locked(&self.0.leases).get_mut(&session).map_or((false, false), |held| {
             held.epoch = Some(epoch);
             (Instant::now() < held.until, held.doubt)
@@ -149,7 +150,7 @@ impl Redis {
     }
 
     /// Whether nobody owned the session while its lease was gone.
-    pub(super) async fn still_ours(&self, session: SessionId, epoch: i64) -> bool {
+    pub(super) async fn still_ours(&self, session: SessionId, epoch: Epoch) -> bool {
         match self.0.log.row(session).await {
             Ok(row) if row.epoch == epoch => {
                 if let Some(held) = locked(&self.0.leases).get_mut(&session) {

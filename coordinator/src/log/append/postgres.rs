@@ -8,6 +8,7 @@ use super::sqlite::Inserted;
 use super::{Append, CallRow};
 use crate::Error;
 use crate::db::sql::word;
+use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, NewEvent, Payload};
 use engine::gate::GateFound;
@@ -29,7 +30,7 @@ pub(crate) struct Entry {
 
 /// What an append of a turn demands and changes.
 pub(crate) struct Turn {
-    pub epoch: i64,
+    pub epoch: Epoch,
     pub call: CallId,
     pub open: Option<CallRow>,
     pub phase: &'static str,

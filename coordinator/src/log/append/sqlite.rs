@@ -3,6 +3,7 @@
 use super::{Append, Side, refusal};
 use crate::Error;
 use crate::db::sql::{Connection, Sql, sql};
+use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, NewEvent, Payload};
 use engine::gate::GateFound;
@@ -131,7 +132,7 @@ async fn register(c: &mut Connection, session: SessionId, key: KeyId) -> Result<
 #[derive(Clone, Copy)]
 pub(in crate::log) struct Inserted {
     pub session: SessionId,
-    pub epoch: Option<i64>,
+    pub epoch: Option<Epoch>,
     pub call: Option<CallId>,
     pub first: i64,
     pub now: i64,
@@ -180,6 +181,6 @@ pub(in crate::log) async fn insert(
     Ok(committed)
 }
 
-async fn refused(c: &mut Connection, session: SessionId, epoch: Option<i64>) -> Result<Error, Error> {
+async fn refused(c: &mut Connection, session: SessionId, epoch: Option<Epoch>) -> Result<Error, Error> {
     refusal(c.query(&STATE).bind(session.0.as_slice()).optional().await?, epoch)
 }

@@ -4,6 +4,7 @@ use crate::cluster::test_cluster::{LIMIT, TestCluster, expired, held, idle, mess
 use crate::fixture::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::cluster::{Call, Claim, Rejected};
+use coordinator::log::Epoch;
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use engine::turn::Opening;
@@ -228,7 +229,7 @@ pub(super) async fn one_lease_at_a_time(test: &mut TestCluster) {
     test.no_lease(0);
     let name = test.nodes[0].name.clone();
     assert_eq!(test.nodes[0].cluster.owner(test.session).await.expect("answered"), Some(name));
-    assert!(lease.confirm().await && lease.may_act(1).await);
+    assert!(lease.confirm().await && lease.may_act(Epoch::UNOWNED.next()).await);
 }
 
 pub(super) async fn a_lease_with_waiting_calls_is_not_given_up(test: &mut TestCluster) {

@@ -3,6 +3,7 @@
 use crate::cluster::test_cluster::{LEASE, TestCluster, over, run};
 use crate::fixture::{ended, going_on, opening, until, within};
 use coordinator::cluster::Lease;
+use coordinator::log::Epoch;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -69,7 +70,7 @@ async fn a_lease_is_renewed_until_its_node_dies() {
     let end = Instant::now() + 2 * LEASE;
     until("two lease times are over", async || if Instant::now() > end { Ok(()) } else { Err(()) }).await;
     owned_by(&test, 1).await;
-    assert!(lease.confirm().await && lease.may_act(1).await && !lease.lost.is_cancelled());
+    assert!(lease.confirm().await && lease.may_act(Epoch::UNOWNED.next()).await && !lease.lost.is_cancelled());
     test.nodes[1].kill();
     let next = test.message();
     let _next = test.enqueue(0, &next).await;

@@ -13,7 +13,7 @@ pub(super) async fn an_old_owner_writes_nothing(fixture: &Fixture) {
     let open = opening(session, old, key, GateFound::Free);
     fixture.log.append(open.clone()).await.unwrap();
     let new = fixture.own(session).await.epoch;
-    assert_eq!(new, old + 1);
+    assert_eq!(new, old.next());
     let stale = going_on(&open, None);
     assert!(matches!(fixture.log.append(stale.clone()).await, Err(Error::Fenced)));
     assert!(matches!(fixture.log.append(opening(session, old, key, GateFound::Free)).await, Err(Error::Fenced)));

@@ -2,7 +2,7 @@
 
 use crate::conformance::proxy::Proxy;
 use crate::fixture::{DEADLINE, Fixture, ended, event, going_on, opening, says, until, within};
-use coordinator::log::Append;
+use coordinator::log::{Append, Epoch};
 use coordinator::{Error, PostgresSettings};
 use engine::event::{EventType, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
@@ -225,7 +225,7 @@ async fn nothing_waits_for_ever() {
     for _ in 0..2 {
         let reads = within("reads", join_all((0..6).map(|_| fixture.log.row(session)))).await;
         assert!(reads.iter().all(|read| matches!(read, Err(Error::Unavailable(_)))), "{reads:?}");
-        let writes = within("writes", join_all((0..6).map(|_| fixture.log.take(session, 0)))).await;
+        let writes = within("writes", join_all((0..6).map(|_| fixture.log.take(session, Epoch::UNOWNED)))).await;
         let lost = |write: &_| matches!(write, Err(Error::Unavailable(_) | Error::Unknown));
         assert!(writes.iter().all(lost), "{writes:?}");
     }
@@ -244,7 +244,7 @@ async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
     let report = event(key, EventType::SandboxRunning);
     let done = within("an append", fixture.free(session, key, vec![report.clone()])).await;
     assert!(matches!(done, Err(Error::Unavailable(_))), "{done:?}");
-    let taken = within("a write", fixture.log.take(session, 0)).await;
+    let taken = within("a write", fixture.log.take(session, Epoch::UNOWNED)).await;
     assert!(matches!(taken, Err(Error::Unavailable(_))), "{taken:?}");
     assert_eq!(fixture.log.row(session).await.unwrap().head, 1, "readers wait for nobody");
     lock.execute("COMMIT").await.unwrap();

@@ -2,19 +2,19 @@
 
 use crate::fixture::{Fixture, ended, going_on, opening, until};
 use coordinator::Error;
-use coordinator::log::RemainingClients;
+use coordinator::log::{Epoch, RemainingClients};
 use engine::gate::{End, Gate, GateAfter, GateFound, Pause};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
 use std::time::Duration;
 
-async fn refused(fixture: &Fixture, session: SessionId, epoch: i64, key: KeyId, gate: GateFound) {
+async fn refused(fixture: &Fixture, session: SessionId, epoch: Epoch, key: KeyId, gate: GateFound) {
     let done = fixture.log.append(opening(session, epoch, key, gate)).await;
     assert!(matches!(done, Err(Error::PreconditionFailed)), "{gate:?}: {done:?}");
 }
 
 /// A session whose gate its opener keeps for that long.
-async fn paused(fixture: &Fixture, time: Duration) -> (SessionId, KeyId, KeyId, i64) {
+async fn paused(fixture: &Fixture, time: Duration) -> (SessionId, KeyId, KeyId, Epoch) {
     let (session, owner) = fixture.session().await;
     let other = fixture.key(fixture.profile().await).await;
     let epoch = fixture.own(session).await.epoch;

@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, ended, event, going_on, new_session, opening};
 use coordinator::Error;
 use coordinator::feed::{Feeds, LogStatus};
-use coordinator::log::{Log, Side, State};
+use coordinator::log::{Epoch, Log, Side, State};
 use coordinator::reader::Reader;
 use engine::event::EventType;
 use engine::gate::{End, Gate, GateAfter, GateFound};
@@ -27,8 +27,8 @@ pub(super) async fn of_two_that_take_one_wins(fixture: &Fixture) {
             Err(error) => assert!(matches!(error, Error::Fenced), "{error:?}"),
         }
     }
-    assert_eq!(won, [seen + 1]);
-    assert_eq!(fixture.log.row(session).await.unwrap().epoch, seen + 1);
+    assert_eq!(won, [seen.next()]);
+    assert_eq!(fixture.log.row(session).await.unwrap().epoch, seen.next());
 }
 
 pub(super) async fn crash_takeovers_are_counted(fixture: &Fixture) {
@@ -51,7 +51,7 @@ pub(super) async fn crash_takeovers_are_counted(fixture: &Fixture) {
     assert_eq!(takeovers(row), 2, "given away on purpose");
     assert_eq!(takeovers(fixture.own(session).await), 3, "that holds once");
     let mut next = going_on(&open, None);
-    next.epoch = epoch + 1;
+    next.epoch = epoch.next();
     fixture.log.append(next.clone()).await.unwrap();
     assert_eq!(takeovers(fixture.log.row(session).await.unwrap()), 0, "since its last append");
     let mut last = going_on(&open, Some(ended()));
@@ -68,7 +68,7 @@ pub(super) async fn closing_has_two_steps_and_one_end(fixture: &Fixture) {
     fixture.log.append(open.clone()).await.unwrap();
     fixture.log.begin_close(session, key, "client_close").await.unwrap();
     let row = fixture.log.row(session).await.unwrap();
-    assert_eq!((row.state, row.epoch), (State::Closing, epoch + 1));
+    assert_eq!((row.state, row.epoch), (State::Closing, epoch.next()));
     assert_eq!(fixture.log.unfinished().await.unwrap(), [(session, State::Closing)]);
 
     let report = || vec![event(key, EventType::SandboxRunning)];
@@ -171,7 +171,10 @@ pub(super) async fn an_unknown_session_is_not_found(fixture: &Fixture) {
     assert!(matches!(fixture.log.admission(unknown, key).await, Err(Error::NotFound)));
     assert!(matches!(fixture.log.record(unknown, key).await, Err(Error::NotFound)));
     assert!(matches!(fixture.free(unknown, key, Vec::new()).await, Err(Error::NotFound)));
-    assert!(matches!(fixture.log.append(opening(unknown, 1, key, GateFound::Free)).await, Err(Error::NotFound)));
+    assert!(matches!(
+        fixture.log.append(opening(unknown, Epoch::UNOWNED.next(), key, GateFound::Free)).await,
+        Err(Error::NotFound)
+    ));
     assert!(matches!(fixture.log.begin_close(unknown, key, "client_close").await, Err(Error::NotFound)));
     assert!(fixture.log.page(unknown, 0, 10).await.unwrap().events.is_empty());
     let twice = new_session(fixture.profile().await, key, State::Open);
