@@ -1,8 +1,12 @@
-//! The cluster through Redis: leases, queues, inboxes, watch sets, heartbeats.
+//! The cluster backend for several nodes, which meet in Redis: leases, queues, inboxes, watch sets and heartbeats.
 //!
-//! Redis says who serves and who waits; it can be wiped at any moment with loss of liveness only. What is true is in the
-//! database: epochs fence what a lost lease did not notice, and every node with waiting calls or watched sessions looks
-//! every two seconds whether Redis still knows them. Standalone and Sentinel; not Redis Cluster.
+//! Redis holds who serves each session and who waits for it. It can be emptied at any moment: that costs time, and
+//! nothing that was recorded. What is true is in the database. A node that lost a lease without noticing cannot append,
+//! because the database refuses its epoch; and every node checks every two seconds that Redis still knows its waiting
+//! calls and its watched sessions. A single server and Sentinel are supported, Redis Cluster is not.
+//!
+//! ARCHITECTURE.md lists the keys ("What Redis holds"). The scripts in `scripts` are the only code that writes them,
+//! apart from the trimming of this node's own inbox in `tasks`.
 
 mod claims;
 mod connection;
@@ -37,24 +41,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How the cluster is reached.
+/// How Redis is reached, and how long a lease lasts.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// `redis://`, `rediss://`, or `sentinel://[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`
-    /// (`sentinels://` for TLS to Sentinels and servers). May hold passwords.
+    /// `redis://`, `rediss://`, or
+    /// `sentinel://[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]` (`sentinels://` for
+    /// TLS to Sentinels and servers). May hold passwords.
     pub url: secrecy::SecretString,
-    /// A PEM file with the authority that signs the servers' certificates; without one the public ones count.
+    /// A PEM file with the certificate of the authority that signs the servers' certificates. Without one the public
+    /// authorities are trusted.
     pub ca: Option<std::path::PathBuf>,
-    /// In front of every key.
+    /// The beginning of every key.
     pub prefix: String,
-    /// How long a lease lives without renewal.
+    /// How long a lease lasts unless it is renewed.
     pub lease: Duration,
 }
 
-/// Pause before it tries again.
+/// The pause before a command that failed is sent again.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The backend. Clones share it.
+/// The backend for several nodes. Clones share it.
 #[derive(Clone)]
 pub struct Redis(Arc<Shared>);
 
@@ -63,21 +69,24 @@ struct Shared {
     connection: Connection,
     scripts: Scripts,
     settings: Settings,
-    /// Unique for each start of a process.
+    /// The name of this node, which is new at each start of a process.
     node: String,
     log: Log,
     leases: Mutex<HashMap<SessionId, Held>>,
-    /// Sessions given up whose release is on its way, and whether one is wanted again: it is taken after that, never before.
+    /// Sessions that were given up and whose release has not reached Redis yet. True where the session is wanted again:
+    /// then it is taken after the release, never before.
     releasing: Mutex<HashMap<SessionId, bool>>,
-    /// Counts releases, of many sessions each: an answer that was asked for before one may be older than it.
+    /// Counts the releases that reached Redis. Sessions share 256 counters. If the counter of a session moved while
+    /// Redis was asked for its lease, the answer may be older than the release and is not used.
     released: [AtomicU64; 256],
-    /// Places of the calls that wait here.
+    /// The places in the queues of the calls that wait here.
     places: Mutex<HashMap<CallId, u64>>,
     commands: mpsc::Sender<RetriedCommand>,
-    /// Calls that are over and may still stand in a queue, because Redis was away: no call is claimed before it knows.
+    /// How many calls have ended although Redis could not be told. Redis may still have them in its queues, so this
+    /// node claims no call until the number is zero again.
     owed: AtomicUsize,
     draining: AtomicBool,
-    /// The first heartbeat was sent, whether or not it arrived.
+    /// Whether the first heartbeat was sent, even if it did not arrive.
     heartbeat_sent: AtomicBool,
 }
 
@@ -85,22 +94,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a node gets from its cluster.
+/// What a node gets from the cluster that it joins.
 pub struct Received {
     /// A lease for every session that has to be served here.
     pub leases: mpsc::UnboundedReceiver<Lease>,
     /// What other nodes tell this one.
     pub signals: mpsc::UnboundedReceiver<Signal>,
-    /// What keeps the node in the cluster: to be run until the end.
+    /// The tasks that keep the node in the cluster. They have to run until the node stops.
     pub tasks: Tasks,
 }
 
 impl Redis {
-    /// Joins a cluster. `notifications` are what the log's feeds have to tell other nodes; at most `limit` calls wait in a
-    /// session.
+    /// Prepares to join a cluster; running [`Received::tasks`] joins it. `notifications` are what the log's feeds have
+    /// to tell other nodes. At most `limit` calls wait for a session.
     ///
     /// # Errors
-    /// `Unusable` for settings that make no sense. Redis need not be reachable yet.
+    /// `Unusable` for settings that cannot work. Redis need not be reachable yet.
     pub fn new(
         settings: Settings,
         log: Log,
@@ -132,7 +141,7 @@ impl Redis {
         Ok((redis, Received { leases, signals, tasks }))
     }
 
-    /// Keys of a session, in front of what each is for.
+    /// The beginning of all keys of a session.
     fn keys(&self, session: SessionId) -> String {
         format!("{}{{{session}}}:", self.0.settings.prefix)
     }

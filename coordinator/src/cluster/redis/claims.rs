@@ -1,6 +1,8 @@
-//! Calls that wait, as the owner of their session sees them: claimed one by one, given back, told how far they are, refused.
+//! The owner's side of the queues: it claims calls one by one, gives them back, tells their callers how far they are,
+//! and refuses them. [`Lease`](crate::cluster::Lease) calls this module.
 //!
-//! Nothing is claimed while a call that is over may still stand in a queue, or while the lease is in doubt.
+//! Nothing is claimed while Redis may still list a call that has ended, or while the lease is in doubt. If Redis is
+//! emptied, claiming waits for the grace period, in which the nodes put their calls back.
 
 use super::outbox::RetriedCommand;
 use super::queue::Entry;
@@ -29,7 +31,8 @@ impl Redis {
             Some(Some(epoch)) if self.still_ours(session, epoch).await => {}
             Some(Some(_)) => return Claim::Wait,
             Some(None) => {
-                // What is in memory may be older than the log: the session is taken anew.
+                // The owner has not acted yet, so there is no epoch to compare, and what it has in memory may be older
+                // than the log. It gives the session up, and the next owner reads the log again.
                 self.lose(session);
                 return Claim::Wait;
             }
@@ -48,7 +51,7 @@ impl Redis {
             ["run", call, entry] => match serde_json::from_str::<Entry>(entry) {
                 Ok(Entry { v: 1, call }) => Claim::Run(call),
                 Ok(_) | Err(_) => {
-                    // A newer node's call: one of its version will serve it.
+                    // A newer version of the program queued this call, so a node of that version has to serve it.
                     tracing::error!(%session, call, "a queued call is of a newer version; the session is given up");
                     self.lose(session);
                     Claim::Wait
@@ -88,14 +91,15 @@ impl Redis {
         for call in calls.unwrap_or_default() {
             locked(&self.0.places).remove(&call);
         }
-        // Waiters elsewhere: the script names each call.
+        // The script puts the id of each call in place of this one and sends the frame to the nodes that wait for the
+        // call.
         let each = CallId([0; 16]);
         let frame = Frame::Refused(session, each, error.clone()).encode();
         let _: RedisResult<u8> =
             self.call(&self.0.scripts.refuse_all, &self.keys(session), |s| s.arg(frame).arg(each.to_string())).await;
     }
 
-    /// Answers the calls that wait on this node alone.
+    /// Answers the calls that wait on this node, and no others.
     pub(crate) fn refuse_here(&self, session: SessionId, error: &RpcError) {
         let calls = self.0.table.with(session, |local| local.refuse_waiting(error));
         calls.unwrap_or_default().into_iter().for_each(|call| self.leave_queue(session, call));

@@ -1,8 +1,9 @@
-//! The connection to Redis: one shared multiplexed connection for commands, made again when it breaks, through Sentinel
-//! where the URL says so; and dedicated ones for blocking reads.
+//! The connections to Redis: one that all commands share, made again when it breaks, and dedicated ones for blocking
+//! reads. Where the URL names Sentinels, they are asked which server to connect to.
 //!
-//! A command that timed out may have been applied, so every script is idempotent and is repeated once on a new connection.
-//! Each script is told, as its last key, which run of the server it reaches: another run may have lost what the last one knew.
+//! A command whose connection broke may have been applied, so every script has the same effect when it is repeated, and
+//! is repeated once on a new connection. The last key of each script names the run of the server that it was sent to. A
+//! server with another run id may have lost what was written before; the script notices that (`scripts`).
 
 use super::Settings;
 use super::endpoint::Endpoint;
@@ -13,33 +14,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// To connect, and for the answer to one command.
+/// How long connecting may take, and how long the answer to one command.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// A blocking read has no answer for this long at most, and then a little.
+/// How much later than its own end a blocking read may be answered.
 const BLOCKING_SLACK: Duration = Duration::from_secs(3);
 
-/// The shared connection with the name of the run it leads to, and when the last attempt to make one failed.
+/// The shared connection with the key that names the run of its server, and when the last attempt to connect failed.
 #[derive(Default)]
 struct Shared {
     connection: Option<(MultiplexedConnection, String)>,
     failed: Option<Instant>,
 }
 
-/// The connection to Redis, made at the first use and again when it breaks.
+/// The connections to Redis, made at the first use and again when they break.
 pub(super) struct Connection {
     endpoint: Endpoint,
     prefix: String,
     shared: Mutex<Shared>,
     up: AtomicBool,
-    /// Why there was no connection, as it was logged: told once, not at every attempt.
+    /// The last reason that was logged for having no connection, so that it is logged once and not at every attempt.
+    /// Empty when there is a connection.
     told: std::sync::Mutex<String>,
 }
 
 impl Connection {
-    /// The connection to the server that the settings name. Connects at the first use.
+    /// Prepares connections to the server that the settings name. Connects at the first use.
     ///
     /// # Errors
-    /// What is wrong with the settings, without what may be secret in them.
+    /// Says what is wrong with the settings, without repeating anything secret.
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         Ok(Self {
             endpoint: Endpoint::new(settings)?,
@@ -50,7 +52,7 @@ impl Connection {
         })
     }
 
-    /// Whether the last exchange succeeded.
+    /// Whether the last command was answered.
     pub(super) fn up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
     }
@@ -82,7 +84,8 @@ impl Connection {
         if let Some(connection) = shared.connection.as_ref() {
             return Ok(connection.clone());
         }
-        // Whoever waited for another's attempt shares its failure: they do not try one after the other.
+        // All tasks that waited while one of them tried to connect share its failure, instead of trying one after
+        // another.
         if shared.failed.is_some_and(|failed| failed > asked) {
             return Err(RedisError::from((ErrorKind::Io, "no connection could be made")));
         }
@@ -91,7 +94,7 @@ impl Connection {
             let run = run_id(&mut connection).await?;
             Ok((connection, format!("{}run:{run}", self.prefix)))
         };
-        // Boxed, because it is rare and large, and every call of a script may have to wait for it.
+        // Boxed because this future is large and rarely needed, but is part of the future of every script call.
         match Box::pin(made).await {
             Ok(connection) => {
                 shared.connection = Some(connection.clone());
@@ -105,8 +108,8 @@ impl Connection {
         }
     }
 
-    /// A connection of its own, for reads that block up to `block`. It is taken out of its pool for good: one that comes back
-    /// with a read still blocking on it would keep the next user waiting.
+    /// Makes a dedicated connection for reads that block for up to `block`. It never goes back to the pool it comes
+    /// from, because a read that still blocks on it would keep its next user waiting.
     pub(super) async fn dedicated(&self, block: Duration) -> RedisResult<MultiplexedConnection> {
         let server = self.endpoint.server().await?;
         let manager = Manager::new_with_config(server.get_connection_info().clone(), config(block + BLOCKING_SLACK))?;
@@ -121,7 +124,7 @@ impl Connection {
         }
     }
 
-    /// Runs an idempotent script; once more when the connection turned out to be broken.
+    /// Runs a script that may be repeated. Repeats it once if the connection turns out to be broken.
     pub(super) async fn run<T: FromRedisValue>(&self, mut script: ScriptInvocation<'_>) -> RedisResult<T> {
         match self.once(&mut script).await {
             Err(error) if broken(&error) && !error.is_timeout() => self.once(&mut script).await,
@@ -129,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// What the server does when its memory is full; empty where it does not say.
+    /// The server's `maxmemory-policy`: what it does when its memory is full. Empty if it does not say.
     pub(super) async fn policy(&self) -> RedisResult<String> {
         let (mut connection, _) = self.shared().await?;
         let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut connection).await;
@@ -146,7 +149,7 @@ impl Connection {
         self.noted(result).await
     }
 
-    /// Notes whether Redis is up, and forgets a connection that broke.
+    /// Records whether Redis answers, and drops a connection that broke.
     async fn noted<T>(&self, result: RedisResult<T>) -> RedisResult<T> {
         match &result {
             Err(error) if broken(error) => {
@@ -159,13 +162,14 @@ impl Connection {
     }
 }
 
-/// The crate's default of 500 ms for an answer is too short for either use.
+/// The settings of a connection. The `redis` crate waits 500 ms for an answer by default, which is too short here.
 fn config(response_timeout: Duration) -> AsyncConnectionConfig {
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT));
     config.set_response_timeout(Some(response_timeout))
 }
 
-/// Which run of the server this is. A server that does not let us ask can still be seen to be empty.
+/// The id of the server's run. Empty if an ACL forbids the question; the scripts then still notice a server without
+/// data.
 async fn run_id(connection: &mut MultiplexedConnection) -> RedisResult<String> {
     let info: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("server").query_async(connection).await;
     match info {
@@ -175,7 +179,8 @@ async fn run_id(connection: &mut MultiplexedConnection) -> RedisResult<String> {
     }
 }
 
-/// Whether another connection is needed; a replica that was the master is one of the reasons.
+/// Whether a new connection is needed after this error. It is when this one broke, and when its server cannot take
+/// writes, for example because it is now a replica.
 fn broken(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_timeout()

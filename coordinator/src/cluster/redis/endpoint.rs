@@ -1,6 +1,8 @@
-//! Where Redis is: a URL, read once, and the server that it leads to, which Sentinels may change at any time.
+//! Where Redis is: the URL, which is parsed once, and the server that it leads to, which Sentinels may change at any
+//! time.
 //!
-//! Nothing turns the check of a certificate off. What is wrong with the settings is told without what may be secret in them.
+//! No setting turns the check of certificates off. Error messages never contain the parts of the settings that may be
+//! secret.
 
 use super::Settings;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
@@ -8,10 +10,10 @@ use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisError, R
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// For Sentinels to name a server.
+/// How long the Sentinels may take to name a server.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Where Redis is.
+/// Where Redis is: a server with a fixed address, or the one that Sentinels name.
 pub(super) enum Endpoint {
     Direct(Box<Client>),
     Sentinel(Box<Mutex<SentinelClient>>),
@@ -19,7 +21,7 @@ pub(super) enum Endpoint {
 
 impl Endpoint {
     /// # Errors
-    /// What is wrong with the settings.
+    /// Says which setting is wrong, and why.
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         let url = secrecy::ExposeSecret::expose_secret(&settings.url);
         let tls = ["rediss://", "sentinels://"].iter().any(|scheme| url.starts_with(scheme));
@@ -44,7 +46,7 @@ impl Endpoint {
         endpoint.map_err(unusable)
     }
 
-    /// The server that takes commands now.
+    /// The server that accepts writes now.
     pub(super) async fn server(&self) -> RedisResult<Client> {
         match self {
             Self::Direct(client) => Ok(Client::clone(client)),
@@ -58,7 +60,7 @@ impl Endpoint {
     }
 }
 
-/// The certificates of the authority that signs the servers', instead of the public ones.
+/// Reads the certificate of the authority that is trusted instead of the public ones.
 fn authority(path: &std::path::Path) -> Result<TlsCertificates, String> {
     let read = std::fs::read(path);
     let pem = read.map_err(|error| format!("BAE_REDIS_CA cannot be read: {}: {error}", path.display()))?;
@@ -69,8 +71,8 @@ fn authority(path: &std::path::Path) -> Result<TlsCertificates, String> {
     Ok(TlsCertificates { client_tls: None, root_cert: Some(pem) })
 }
 
-/// `[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`: the login of the servers in front, that
-/// of the Sentinels behind.
+/// Parses `[user:password@]host:port[,host:port…]/service[/db][?sentinel=[user:]password]`. The login at the beginning
+/// is for the servers, the one at the end is for the Sentinels.
 fn sentinel(rest: &str, tls: bool, certificates: Option<TlsCertificates>) -> RedisResult<SentinelClient> {
     let form = "sentinel://[user:password@]host:port,…/service[/db][?sentinel=[user:]password]";
     let wrong = || RedisError::from((ErrorKind::InvalidClientConfig, form));

@@ -1,5 +1,7 @@
-//! What nodes write into each other's inboxes. Each frame carries its version; one that is newer is left alone, because
-//! everything here is a hint that the database can replace.
+//! The messages, called frames, that nodes write into each other's inboxes.
+//!
+//! Each frame carries the version of its form, and a node skips frames of other versions. Every frame may be lost or
+//! skipped: what it says can be found in the database or is sent again, only later.
 
 use crate::feed::Committed;
 use engine::ids::{CallId, KeyId, SessionId};
@@ -14,24 +16,24 @@ struct Envelope<T> {
     frame: T,
 }
 
-/// One message.
+/// One message to another node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// The owner should look again.
+    /// The session's owner should check again what it can do.
     Wake(SessionId),
-    /// The session is being closed.
+    /// The session is being closed, so its owner should stop.
     Stop(SessionId),
-    /// Its owner leaves: take it, now.
+    /// The session's owner has given it up, so this node should take it.
     Offer(SessionId),
-    /// Subscriptions end.
+    /// All subscriptions to the session end.
     Cut(SessionId),
-    /// A waiting call recorded nothing.
+    /// A waiting call recorded nothing and is answered with this error.
     Refused(SessionId, CallId, RpcError),
-    /// A waiting call was made before under its idempotency key.
+    /// The second call was recorded first with the idempotency key of the first one: follow it instead.
     Follow(SessionId, CallId, CallId),
     /// A client key was revoked.
     Revoked(KeyId),
-    /// The log went on.
+    /// Events were appended to a session's log.
     Committed(Committed),
 }
 

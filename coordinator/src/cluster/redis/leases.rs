@@ -1,8 +1,11 @@
-//! Leases as this node holds them: taken, trusted up to a deadline, doubted, released.
+//! The leases that this node holds: how they are taken, how long they are trusted, and how they are released.
 //!
-//! A lease is a hint; the epoch in the database is what counts. Two things must hold here. A lease that was gone is trusted
-//! again only after the database has shown that nobody owned the session meanwhile. And the release of a lease never ends
-//! the next one: while it is on its way the session is not taken again, only noted as wanted.
+//! A lease is a hint; the epoch in the database decides. Two things must hold here. First, a lease that had expired in
+//! Redis and was made again is trusted only after the database has shown that no other node owned the session
+//! meanwhile. Second, releasing a lease never ends a later one of the same session: until the release has reached
+//! Redis, this node does not take the session again, but notes that it is wanted.
+//!
+//! If Redis is emptied, the next renewal makes the leases again, and each is in doubt until the database was asked.
 
 use super::outbox::RetriedCommand;
 use super::{Redis, locked};
@@ -16,13 +19,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// A lease, as far as this node knows.
+/// A lease that this node holds, as far as it knows.
 pub(super) struct Held {
-    /// Until when it surely holds, by this process's own clock, from before its renewal was sent.
+    /// The lease certainly holds until then. Counted by this process's own clock from the moment before the renewal was
+    /// sent.
     pub(super) until: Instant,
-    /// It was gone and has been made again: another node may have owned the session meanwhile. The database knows.
+    /// Whether the lease had expired in Redis and was made again. Another node may have owned the session meanwhile,
+    /// which the database knows.
     pub(super) doubt: bool,
-    /// The epoch under which it was acted last.
+    /// The epoch under which the owner acted last.
     pub(super) epoch: Option<Epoch>,
 }
 
@@ -42,7 +47,7 @@ impl Redis {
         }
     }
 
-    /// How many releases there were, unless one of this session is on its way.
+    /// The number of releases so far, to be compared in `serve`. None while a release of this session is on its way.
     pub(super) fn since(&self, session: SessionId) -> Option<u64> {
         let releasing = locked(&self.0.releasing);
         (!releasing.contains_key(&session)).then(|| self.releases(session).load(Ordering::SeqCst))
@@ -52,15 +57,15 @@ impl Redis {
         &self.0.released[usize::from(session.0[15])]
     }
 
-    /// A release has arrived. Says whether the session is wanted again.
+    /// Records that a release has reached Redis. Returns whether the session is wanted again.
     pub(super) fn released(&self, session: SessionId) -> bool {
         let mut releasing = locked(&self.0.releasing);
         self.releases(session).fetch_add(1, Ordering::SeqCst);
         releasing.remove(&session).unwrap_or(false)
     }
 
-    /// The lease was this node's when it was asked: has the session served, or its owner woken. False when it may have been
-    /// released since.
+    /// Starts an owner for a session whose lease Redis says is this node's, or wakes the owner that there is. `asked`
+    /// and `since` are from before the question to Redis. Returns false if the lease may have been released since then.
     pub(super) fn serve(&self, session: SessionId, asked: Instant, since: Option<u64>) -> bool {
         let mut sessions = self.0.table.lock();
         if let Some(local) = sessions.get(&session).filter(|local| local.owned) {
@@ -102,7 +107,7 @@ impl Redis {
         held
     }
 
-    /// Renews leases, or makes them again; those that are another's by now are lost.
+    /// Renews leases, and makes those again that have expired. A lease that another node holds by now is lost.
     pub(super) async fn renew_now(&self, sessions: &[SessionId]) -> RedisResult<()> {
         let (asked, lease) = (Instant::now(), self.lease_ms());
         let held: Vec<u8> = self
@@ -126,11 +131,12 @@ impl Redis {
         Ok(())
     }
 
-    /// Before the lease's deadline: yes. After it only while Redis is away and the database, asked now, still shows our epoch.
+    /// Whether an external act may begin. It may while the lease certainly holds. After that it may only while Redis
+    /// cannot be reached and the database, asked now, still shows this epoch.
     pub(crate) async fn may_act(&self, session: SessionId, epoch: Epoch) -> bool {
         let (mut holds, mut doubt) = self.holds(session, epoch);
         if !holds && self.0.connection.up() {
-            // Redis was away for a lease time and is back: what the next renewal would find out is asked now.
+            // Redis could not be reached for a lease time and is back. This asks now what the next renewal would ask.
             let _ = self.renew_now(&[session]).await;
             (holds, doubt) = self.holds(session, epoch);
         }
@@ -141,7 +147,7 @@ impl Redis {
         }
     }
 
-    /// Whether the lease surely holds, and whether it is in doubt; notes under which epoch it is acted.
+    /// Whether the lease certainly holds, and whether it is in doubt. Records the epoch under which the owner acts.
     fn holds(&self, session: SessionId, epoch: Epoch) -> (bool, bool) {
         locked(&self.0.leases).get_mut(&session).map_or((false, false), |held| {
             held.epoch = Some(epoch);
@@ -149,7 +155,8 @@ impl Redis {
         })
     }
 
-    /// Whether nobody owned the session while its lease was gone.
+    /// Asks the database whether no other node owned the session while its lease had expired. If one did, the lease is
+    /// lost.
     pub(super) async fn still_ours(&self, session: SessionId, epoch: Epoch) -> bool {
         match self.0.log.row(session).await {
             Ok(row) if row.epoch == epoch => {
@@ -166,7 +173,7 @@ impl Redis {
         }
     }
 
-    /// The lease is another's.
+    /// Another node holds the lease: the owner here is told to stop.
     pub(super) fn lose(&self, session: SessionId) {
         locked(&self.0.leases).remove(&session);
         self.0.table.with(session, |local| local.lost.cancel());
@@ -178,7 +185,7 @@ impl Redis {
             successor => successor,
         };
         let mut sessions = self.0.table.lock();
-        // Under the lock: whoever wants the session from here on waits for the release.
+        // This happens under the table's lock, so that whoever wants the session from here on waits for the release.
         locked(&self.0.leases).remove(&session);
         locked(&self.0.releasing).insert(session, false);
         if let Some(local) = sessions.get_mut(&session) {

@@ -1,4 +1,7 @@
-//! Who is in the cluster: the heartbeat, the living nodes, the drain.
+//! Which nodes are in the cluster: the heartbeats, the list of living nodes, and draining.
+//!
+//! If Redis is emptied, each node is listed again after its next heartbeat, which also says again what the node
+//! watches.
 
 use super::tasks::{CHECKS_PER_LEASE, HEARTBEAT, ticks};
 use super::{Redis, unavailable};
@@ -53,8 +56,8 @@ impl Redis {
     pub(super) async fn send_heartbeats(&self) {
         // If no node was alive within a lease time, no session has an owner, and the grace period can be skipped.
         let alone = self.0.log.others_alive(self.0.settings.lease).await.is_ok_and(|others| !others);
-        // Concurrently: a database that hangs must not make this node look dead to other nodes, and a Redis that hangs must
-        // not make the whole cluster look dead.
+        // Concurrently: a database that hangs must not make this node look dead to other nodes, and a Redis that hangs
+        // must not make the whole cluster look dead.
         tokio::join!(self.heartbeat_in_redis(alone), self.heartbeat_in_database());
     }
 

@@ -1,5 +1,8 @@
-//! What this node sends to Redis without anybody waiting for it: notifications, which may be lost, and
-//! retried commands, which may not.
+//! What this node sends to Redis without anybody waiting for the answer: notifications, which may be lost, and retried
+//! commands, which are sent again until Redis takes them.
+//!
+//! If Redis is emptied, a notification that was in another node's inbox is lost, and that node finds out from the
+//! database when it reconciles. A retried command has nothing left to do then.
 
 use super::{Frame, RETRY, Redis};
 use crate::cluster::Successor;
@@ -12,25 +15,29 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How long a watch lasts unless it is renewed.
+/// How long a node stays in a session's watch set unless that is renewed.
 pub(super) const WATCH: Duration = Duration::from_secs(30);
 
-/// What must be done in Redis some time, in order: tried again while it is away.
+/// A change in Redis that nobody waits for. Commands are done in order, and are tried again while Redis cannot be
+/// reached.
 #[derive(Clone)]
 pub(super) enum RetriedCommand {
+    /// No caller on this node waits for the call any more.
     Leave(SessionId, CallId),
+    /// This node has given the session up.
     Release(SessionId, Successor),
-    /// A call waits no more; the frame for the nodes that wait for it.
+    /// A call has started, ended or was refused and is no longer in the queue. The frame, if there is one, is for the
+    /// nodes that wait for the call.
     Over(SessionId, CallId, Option<String>),
 }
 
-/// Retried commands that may wait: a few bytes each, made at the pace of callers that leave.
+/// How many retried commands may wait. Each is small, and they come at the rate at which callers leave and calls end.
 pub(super) const RETRIED_COMMANDS: usize = 65_536;
 
-/// Notifications on their way at the same time.
+/// How many notifications may be sent before the first of them is answered.
 const NOTIFICATIONS_AT_ONCE: usize = 32;
 
-/// What is to be done, and what of it has begun.
+/// The retried commands that wait, and the one that was begun last.
 pub(super) struct RetriedCommands {
     pub queue: mpsc::Receiver<RetriedCommand>,
     pub begun: Option<RetriedCommand>,
@@ -45,7 +52,7 @@ impl Redis {
         self.done(&lost.into_inner());
     }
 
-    /// A command was done, or is given up. Returns its session if that is wanted again.
+    /// Records that a command was done, or that it is given up. Returns its session if that is wanted again.
     fn done(&self, command: &RetriedCommand) -> Option<SessionId> {
         match command {
             RetriedCommand::Leave(..) => None,
@@ -61,7 +68,7 @@ impl Redis {
         self.0.log.feeds().notify_others(Notification::Cut(session));
     }
 
-    /// Puts this node into a session's watch set. Best effort: reconciliation finds what is missed.
+    /// Puts this node into a session's watch set. This may fail: reconciliation finds out what the node was not told.
     pub(crate) async fn watch(&self, session: SessionId) {
         if !self.0.connection.up() {
             return;
@@ -89,14 +96,14 @@ impl Redis {
 
     pub(super) async fn send_notifications(&self, mut notifications: mpsc::Receiver<Notification>) {
         let told = stream::poll_fn(|context| notifications.poll_recv(context)).map(async |notification| {
-            // While Redis is away nothing waits for it here.
+            // While Redis cannot be reached, notifications are dropped rather than kept.
             if self.0.connection.up()
                 && let Err(error) = self.send_notification(notification).await
             {
                 tracing::debug!(error = %error, "other nodes could not be notified");
             }
         });
-        // They are sent in order; only the answers are not waited for one by one.
+        // They are sent in order, but each one is sent before the one before it was answered.
         told.buffered(NOTIFICATIONS_AT_ONCE).for_each(async |()| {}).await;
     }
 
@@ -115,7 +122,8 @@ impl Redis {
         self.call::<u8>(&self.0.scripts.to_watchers, &self.keys(session), |s| s.arg(frame)).await.map(drop)
     }
 
-    /// Does one after the other, however long Redis is away. One that was interrupted is begun again.
+    /// Runs the commands one after the other, however long Redis cannot be reached. One that was interrupted is run
+    /// again.
     pub(super) async fn run_commands(&self, commands: &mut RetriedCommands) {
         loop {
             if commands.begun.is_none() {

@@ -1,7 +1,9 @@
-//! Calls that wait, as the node of their clients sees them: accepted here, given a place in the cluster, joined, left.
+//! The callers' side of the queues: calls are accepted on this node, get a place in the queue that all nodes share, are
+//! joined by others with the same idempotency key, and are left.
 //!
-//! The table knows a call from its acceptance on; its place is known once the cluster has it. A call that was left while it was
-//! on its way is taken back.
+//! The session table of this node has a call from its acceptance on. `places` has it once Redis has given it a place.
+//! If its last caller leaves while Redis is being asked, the call is removed from the shared queue again. If Redis is
+//! emptied, the node puts its calls back in their old places when it reconciles (`tasks`).
 
 use super::outbox::RetriedCommand;
 use super::{Frame, RETRY, Redis, locked};
@@ -16,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long a call that cannot be queued waits for Redis.
+/// How long a call waits for Redis before its caller is told that it cannot be queued.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Redis {
@@ -28,7 +30,8 @@ impl Redis {
         self.0.table.accept(session, call)
     }
 
-    /// Gives a call its place in the cluster. Returns the call it joins, when its idempotency key is known.
+    /// Gives a call its place in the shared queue. If a call with the same idempotency key waits already, returns that
+    /// one with its place.
     pub(crate) async fn enqueue(&self, session: SessionId, call: &Call) -> Result<Option<(CallId, u64)>, Rejected> {
         let queued = async {
             loop {
@@ -47,12 +50,12 @@ impl Redis {
         })
     }
 
-    /// Whether the cluster knows a call that waits here.
+    /// Whether a call that waits here has its place in the shared queue.
     pub(crate) fn placed(&self, call: CallId) -> bool {
         locked(&self.0.places).contains_key(&call)
     }
 
-    /// Notes a call's place, while it waits here. Says whether it does.
+    /// Records the place of a call if it still waits here. Returns whether it does.
     pub(super) fn place(&self, session: SessionId, call: CallId, place: u64) -> bool {
         let note = |local: &mut LocalSession| {
             let waits = local.queue.waiting().any(|waiting| waiting.id == call);
@@ -95,7 +98,7 @@ impl Redis {
             "joined" => Ok(first.parse().ok().map(|first| (first, place))),
             _ => {
                 if !self.place(session, call.id, place) {
-                    // Its last caller left, or it started, while this was on its way.
+                    // Its last caller left, or the call started, while Redis was being asked.
                     self.leave_queue(session, call.id);
                 }
                 if owner == self.0.node && !self.serve(session, asked, since) {
@@ -106,7 +109,7 @@ impl Redis {
         })
     }
 
-    /// Waits for a call that another node accepted, in place of one of this node's own.
+    /// Makes the callers of a call wait for an earlier one with the same idempotency key, which another node accepted.
     pub(crate) fn join(
         &self,
         session: SessionId,
@@ -127,7 +130,7 @@ impl Redis {
         self.0.table.follow(session, call)
     }
 
-    /// Tells the waiters here; a call that waits no more leaves this node's list.
+    /// Tells the waiters on this node how far a call is, and removes it from this node's queue: it no longer waits.
     pub(super) fn tell_waiters(&self, session: SessionId, call: CallId, progress: Progress) {
         self.0.table.with(session, |local| {
             local.queue.ended(call);
@@ -158,7 +161,7 @@ impl Redis {
     }
 }
 
-/// A queue entry.
+/// A call as it is stored in Redis, with the version of its form.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(super) struct Entry {
     pub v: u8,

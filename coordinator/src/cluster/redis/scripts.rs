@@ -1,24 +1,42 @@
-//! The scripts: each does one thing atomically and can be repeated. Redis 6.2 commands only.
+//! The Lua scripts that change what Redis holds. Each does one thing atomically and has the same effect when it is
+//! repeated. They use commands of Redis 6.2 and no newer ones.
 //!
-//! Keys of a session, all under one hash tag: `q` the queue (call → place), `c` entries, `m` what the claim needs of each
-//! (`method|key|idempotency field`), `n` the nodes whose clients wait, `k` claimed by, `i` idempotency field → `call:digest`,
-//! `l` the last place, `o` the lease, `w` the watching nodes, `gone:<call>:<node>` left just now. Of the cluster: `world`
-//! (the server run id that nodes met last), `pulse` (the last heartbeat, which expires after a lease time), `settling` (the
-//! grace period, while it lasts), `nodes`,
-//! `alive:<node>`, `here:<node>` (it has queued a call since it was alive last), `draining:<node>`, `inbox:<node>`.
+//! The keys of a session have one hash tag in common:
 //!
-//! When Redis is emptied, nodes write their leases, queue entries and watch sets again within the grace period; the database
-//! knows every call that has started. The key names are those of earlier versions: during an upgrade both run side by side.
+//! - `q`: the queue, a sorted set of calls by their places.
+//! - `c`: the entry of each call. `m`: what claiming needs of it, as `method|key|idempotency field`.
+//! - `n`: the nodes whose clients wait for each call. `k`: the node that claimed it.
+//! - `i`: for each idempotency field, `call:digest`. An idempotency field is `key|idempotency key`.
+//! - `l`: the last place that was given.
+//! - `o`: the lease, which holds the owner's name. `w`: the nodes that watch the session.
+//! - `gone:<call>:<node>`: the last caller on this node has left within the last minute.
+//!
+//! The keys of the cluster:
+//!
+//! - `world`: the server run id that nodes met last.
+//! - `pulse`: there was a heartbeat of some node within the last lease time.
+//! - `settling`: the grace period lasts.
+//! - `nodes`: the names of all nodes. `alive:<node>`: its heartbeat is recent. `draining:<node>`: it takes no more
+//!   sessions.
+//! - `here:<node>`: it queued a call within the last lease time although it was not `alive`.
+//! - `inbox:<node>`: the frames for it.
+//!
+//! When Redis is emptied, nodes write their leases, queue entries and watch sets again within the grace period, and the
+//! database knows every call that has started. The key names do not change, because nodes of the version before this
+//! one use them at the same time during an upgrade.
 
 use redis::Script;
 
-/// How long a session's keys live after the last touch, in seconds.
+/// How many seconds a session's keys are kept after they were written last.
 const KEEP: u32 = 86_400;
 
-/// Lua that several scripts share. A server that holds no run id, or another than its own, was emptied, restarted or failed
-/// over to, and may have lost what was written last; one without a last heartbeat was out of reach of every node for a lease
-/// time. Then a grace period of one lease time begins: no lease of a session with an open turn is taken and no call is claimed
-/// until owners and callers have made their entries again.
+/// Lua functions that several scripts share.
+///
+/// `in_grace_period` finds out whether the server may have lost what was written last. That is so if `world` is missing
+/// or holds another run id than the server's own, because the server was emptied, restarted or replaced by a replica.
+/// It is also so if `pulse` is missing, because then no node reached the server for a lease time. A grace period of one
+/// lease time begins then. As long as it lasts, no call is claimed and no lease of a session with an unfinished turn is
+/// taken, so that owners can renew their leases and nodes can put their waiting calls back first.
 const SHARED: &str = r"
 local function alive(prefix, nodes)
   for node in string.gmatch(nodes or '', '[^,]+') do
@@ -48,7 +66,7 @@ local function forget(s, call)
   redis.call('HDEL', s .. 'n', call)
   redis.call('HDEL', s .. 'k', call)
 end
--- Chooses a living node to serve a session: first one whose client waits for the first call; never `not_me`.
+-- Chooses a living node to serve a session, if possible one whose client waits for the first call, and never `not_me`.
 local function heir(prefix, s, not_me)
   local first = redis.call('ZRANGE', s .. 'q', 0, 0)[1]
   local function can(node)
@@ -67,7 +85,7 @@ local function heir(prefix, s, not_me)
 end
 local function in_grace_period(prefix, lease)
   local run, known = string.sub(KEYS[#KEYS], #prefix + 5), redis.call('GET', prefix .. 'world')
-  -- A server that does not tell its run can still be seen to be empty.
+  -- Where an ACL hides the run id, `run` is empty. An empty server is still noticed then.
   local new = not known or (run ~= '' and known ~= run)
   if new or redis.call('EXISTS', prefix .. 'pulse') == 0 then
     if new then redis.call('SET', prefix .. 'world', run) end
@@ -78,54 +96,60 @@ local function in_grace_period(prefix, lease)
 end
 ";
 
-/// `ARGV`: prefix, session keys' prefix, node, then what each says. The last of `KEYS`: prefix, `run:`, the
-/// server's run; no key, but a name that an ACL of the prefix lets pass.
+/// All scripts. The first three arguments (`ARGV`) of each are the prefix of all keys, the prefix of the session's keys
+/// and the name of this node. The further arguments, and after the arrow the result, are given below.
+///
+/// The last of `KEYS` is the prefix, `run:` and the id of the server's run. No such key exists. The run id is passed in
+/// the form of a key so that an ACL that allows the prefix allows it.
 pub(super) struct Scripts {
-    /// call, entry, meta, idempotency field, digest, limit, lease ms, place or 0, wake frame, frame to offer the session with
-    /// instead of taking it, or empty → status, call, place, owner.
+    /// Puts a call into the queue. Call, entry, meta, idempotency field, digest, limit, lease in ms, place or 0, frame
+    /// that wakes the owner, frame that offers the session to another node instead of taking it, or empty → status,
+    /// call, place, owner.
     pub enqueue: Script,
-    /// gate (`free`, `held`, `expired`), owner key, lease ms → status, then a call and its entry, or calls.
+    /// Claims the next call. Gate (`free`, `held` or `expired`), the client key that keeps it, lease in ms → status,
+    /// then a call and its entry, or the calls to refuse.
     pub claim: Script,
-    /// for each call its session's keys' prefix and its id → which, from 0 on, are not queued as this node's.
+    /// Finds calls that Redis does not list as waiting on this node. For each call, the prefix of its session's keys
+    /// and its id → the positions of those calls, counted from 0.
     pub unknown: Script,
-    /// call → whether it was dropped.
+    /// Gives a claimed call back. Call → 1 if it was dropped because no living node waits for it.
     pub unclaim: Script,
-    /// call.
+    /// Removes a call from the queue, because it is in the log. Call.
     pub started: Script,
-    /// call, frame.
+    /// Removes a call from the queue and sends a frame to the nodes that wait for it. Call, frame.
     pub refuse: Script,
-    /// frame, and the call in it that stands for each.
+    /// Does the same for all calls. Frame, and the call id in the frame that each call's own id replaces.
     pub refuse_all: Script,
-    /// call → whether it was dropped.
+    /// The last caller on this node has left. Call → 1 if the call was dropped.
     pub leave: Script,
-    /// lease ms, `1` for a session with an open turn → 1 when this node holds the lease now.
+    /// Takes the lease. Lease in ms, `1` for a session with an unfinished turn → 1 if this node holds the lease now.
     pub take: Script,
-    /// lease ms → 1 when this node still holds the lease.
+    /// Prolongs the lease. Lease in ms → 1 if this node still holds it.
     pub confirm: Script,
-    /// lease ms, then the sessions' key prefixes → for each 1, or 2 when its lease was gone and has been made again, or 0 when it
-    /// is another's.
+    /// Renews leases. Lease in ms, then for each session the prefix of its keys → for each 1 if the lease was renewed,
+    /// 2 if it had expired and was made again, 0 if another node holds it.
     pub renew: Script,
-    /// frame to offer the session with, to whom: `another` node, the node of a waiting `caller`, nobody; not to this
-    /// node → 1.
+    /// Gives a lease up. Frame that offers the session, to whom it is offered (`another` node, a node with a waiting
+    /// `caller`, or empty for nobody), a node that it is not offered to, or empty → 1.
     pub release: Script,
     /// → how many calls wait.
     pub waiting: Script,
     /// → the owner, or empty.
     pub owner: Script,
-    /// frame → posted to the owner.
+    /// Sends a frame to the owner. Frame → the owner, or empty.
     pub to_owner: Script,
-    /// frame → posted to the watching nodes.
+    /// Sends a frame to the nodes that watch the session. Frame.
     pub to_watchers: Script,
-    /// frame → posted to every living node.
+    /// Sends a frame to every living node. Frame.
     pub to_all: Script,
-    /// seconds.
+    /// Puts this node into the session's watch set. For how many seconds.
     pub watch: Script,
-    /// alive ms, lease ms, `1` if no node was alive before this one, `1` if draining → 1 when Redis did not know this node (any
-    /// more).
+    /// A heartbeat. For how many ms the node counts as alive, lease in ms, `1` if no node was alive before this one,
+    /// `1` if draining → 1 if Redis did not list this node as alive.
     pub heartbeat: Script,
-    /// → the living nodes.
+    /// → the living nodes, each with `ready` or `draining`.
     pub nodes: Script,
-    /// The node leaves.
+    /// Removes this node from the cluster.
     pub remove_node: Script,
 }
 
@@ -146,7 +170,7 @@ local call, entry, meta, idem, digest = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV
 local limit, lease, given, wake = tonumber(ARGV[9]), ARGV[10], tonumber(ARGV[11]), ARGV[12]
 local offer = ARGV[13]
 local grace = in_grace_period(p, lease)
--- The node that asks is alive, even if its heartbeat has not come through since its connection broke.
+-- The node that asks is alive, even if no heartbeat has arrived since its connection broke.
 if redis.call('EXISTS', p .. 'alive:' .. me) == 0 then redis.call('SET', p .. 'here:' .. me, '1', 'PX', lease) end
 if idem ~= '' then
   local known = redis.call('HGET', s .. 'i', idem)
@@ -162,11 +186,12 @@ if idem ~= '' then
 end
 local place = redis.call('ZSCORE', s .. 'q', call)
 if not place then
-  -- The last caller here has left; this was sent before, on a connection that broke.
+  -- The last caller on this node has left already: this command was sent before that, on a connection that broke.
   if redis.call('EXISTS', s .. 'gone:' .. call .. ':' .. me) == 1 then return {'ok', call, 0, ''} end
-  -- One that has had a place was accepted before, and is taken back however many there are by now.
+  -- The limit is for new calls. One that comes with a place was accepted before.
   if given == 0 and redis.call('ZCARD', s .. 'q') >= limit then return {'full', '', 0, ''} end
-  -- A call whose node had only been frozen is accepted anew; after a wipe each comes back to its place.
+  -- In the grace period each call gets its old place back. At other times a call that comes with a place had been
+  -- dropped, because its node was frozen, and goes to the end.
   if given > 0 and grace then
     place = given
     if place > tonumber(redis.call('GET', s .. 'l') or '0') then
@@ -206,13 +231,13 @@ local gate, holder, lease = ARGV[4], ARGV[5], ARGV[6]
 local grace = in_grace_period(p, lease)
 local owner = redis.call('GET', s .. 'o')
 if owner and owner ~= me then return {'lost'} end
--- A lease that is gone is made again by the next renewal, unless another is faster.
+-- A lease that has expired is made again by the next renewal, unless another node takes it before that.
 if grace or not owner then return {'wait'} end
 local first, owners, compacts = nil, nil, {'refuse'}
 local function visit(calls)
   for _, call in ipairs(calls) do
     local meta = redis.call('HGET', s .. 'm', call)
-    -- One that was claimed before recorded nothing, or is in the log already: then its append says so.
+    -- A call that was claimed before is claimed again. If it is in the log already, its append will show that.
     if not meta or not alive(p, redis.call('HGET', s .. 'n', call)) then
       forget(s, call)
     else
@@ -225,7 +250,7 @@ local function visit(calls)
   return #calls > 0
 end
 if gate == 'free' then
-  -- The first that is alive goes; what is dead before it is forgotten.
+  -- The first call with a living waiter runs. Calls without one in front of it are removed.
   while not first and visit(redis.call('ZRANGE', s .. 'q', 0, 0)) do end
 else
   visit(redis.call('ZRANGE', s .. 'q', 0, -1))
@@ -289,7 +314,7 @@ if #left > 0 then
   redis.call('HSET', s .. 'n', ARGV[4], table.concat(left, ','))
   return 0
 end
--- Claimed by the one who owns the session: it runs, or is dropped when it is given back.
+-- The session's owner has claimed the call: it runs, or it is dropped when the owner gives it back.
 local claimed = redis.call('HGET', s .. 'k', ARGV[4])
 if claimed and claimed == redis.call('GET', s .. 'o') then
   redis.call('HDEL', s .. 'n', ARGV[4])
@@ -324,7 +349,7 @@ for i = 5, #ARGV do
   local lease = ARGV[i] .. 'o'
   local owner = redis.call('GET', lease)
   if owner == me then
-    -- Works when the memory is full, too.
+    -- PEXPIRE works even when the memory of the server is full.
     redis.call('PEXPIRE', lease, ARGV[4])
     held[#held + 1] = 1
   elseif not owner then
@@ -388,7 +413,7 @@ return 1
 local new = 0
 in_grace_period(p, ARGV[5])
 if ARGV[6] == '1' then redis.call('DEL', p .. 'settling') end
--- What is there already is only prolonged: that works when the memory is full, too.
+-- A key that is there is only prolonged, because PEXPIRE works even when the memory of the server is full.
 if redis.call('PEXPIRE', p .. 'alive:' .. me, ARGV[4]) == 0 then
   redis.call('SET', p .. 'alive:' .. me, '1', 'PX', ARGV[4])
   new = 1

@@ -1,4 +1,8 @@
-//! Closing a session that is served somewhere: everybody who waits is answered, and the owner lets go, here or elsewhere.
+//! Stopping to serve a session that is being closed: everybody who waits for it is answered, and its owner, on this
+//! node or another, gives it up.
+//!
+//! If Redis is emptied meanwhile, this sees no owner on another node and returns; such an owner cannot append any more,
+//! because closing has moved the epoch.
 
 use super::{Frame, RETRY, Redis};
 use engine::ids::SessionId;
@@ -9,7 +13,7 @@ use std::time::Duration;
 
 /// The pause between two checks whether the owner on another node has let go.
 const CHECK: Duration = Duration::from_millis(50);
-/// The owner is told to stop once in so many checks.
+/// How many checks there are from one message that tells the owner to stop to the next.
 const CHECKS_PER_STOP: u32 = 20;
 
 impl Redis {
@@ -25,7 +29,7 @@ impl Redis {
         let stop = Frame::Stop(session).encode();
         for check in 0u32.. {
             let keys = self.keys(session);
-            // Told again now and then, because frames can be lost.
+            // The owner is told again now and then, because a frame can be lost.
             let owner: RedisResult<String> = if check.is_multiple_of(CHECKS_PER_STOP) {
                 self.call(&self.0.scripts.to_owner, &keys, |s| s.arg(&stop)).await
             } else {

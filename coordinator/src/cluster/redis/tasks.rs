@@ -1,5 +1,9 @@
-//! The tasks that keep a node in its cluster: the heartbeat, the renewal of leases, the inbox, the commands that are retried
-//! until Redis takes them, and, every two seconds, the reconciliation of what Redis holds with what this node knows.
+//! The tasks that keep a node in its cluster: heartbeats, the renewal of leases, reading the inbox, sending
+//! notifications, the commands that are retried until Redis takes them, and reconciliation.
+//!
+//! Reconciliation compares every two seconds what Redis and the database hold with what this node knows. It makes up
+//! for every frame that was lost, and after Redis was emptied it puts this node's calls back. `lifecycle` in the `node`
+//! crate runs [`Tasks`] until the node stops.
 
 use super::outbox::{RetriedCommand, RetriedCommands, WATCH};
 use super::{Frame, Redis, locked};
@@ -16,22 +20,25 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-/// Pause between heartbeats. Shorter where the lease is short, so that several fit into one lease.
+/// The time between two heartbeats. It is shorter where the lease is short, so that [`CHECKS_PER_LEASE`] fit into a
+/// lease.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The time between two reconciliations. It is shorter where the lease is short, as for heartbeats.
 const RECONCILE: Duration = Duration::from_secs(2);
 const RENEWALS_PER_LEASE: u32 = 3;
 pub(super) const CHECKS_PER_LEASE: u32 = 4;
-/// At shutdown, the leases given up last may take this long to be released and offered to other nodes.
+/// At shutdown, how long the retried commands that are left may take: they release the last leases and offer the
+/// sessions to other nodes.
 const LAST_RETRIED_COMMANDS: Duration = Duration::from_secs(2);
 /// How long a read of the inbox blocks.
 const BLOCK: Duration = Duration::from_secs(5);
 const INBOX_BATCH: usize = 512;
 const RECONNECT: Duration = Duration::from_millis(250);
 
-/// Calls of one question to Redis.
+/// How many calls Redis is asked about at once.
 const BATCH: usize = 500;
 
-/// The tasks of one node.
+/// The tasks of one node, ready to run.
 pub struct Tasks {
     redis: Redis,
     notifications: mpsc::Receiver<Notification>,
@@ -49,7 +56,7 @@ impl Tasks {
         Self { redis, notifications, commands: RetriedCommands { queue, begun: None }, signal }
     }
 
-    /// Runs until the stop, then leaves the cluster.
+    /// Runs until `stop` is cancelled, then leaves the cluster.
     pub async fn run(self, stop: CancellationToken) {
         let Tasks { redis, notifications, mut commands, signal } = self;
         let work = async {
@@ -69,7 +76,7 @@ impl Tasks {
     }
 }
 
-/// The id that follows this one in a Redis stream.
+/// The smallest id in a Redis stream that is greater than this one.
 fn behind(id: &str) -> String {
     let next = |(ms, seq): (&str, &str)| Some(format!("{ms}-{}", seq.parse::<u64>().ok()?.checked_add(1)?));
     id.split_once('-').and_then(next).unwrap_or_else(|| id.to_owned())
@@ -99,7 +106,8 @@ impl Redis {
     async fn read_inbox(&self, signal: &mpsc::UnboundedSender<Signal>) {
         let key = format!("{}inbox:{}", self.0.settings.prefix, self.0.node);
         loop {
-            // From the start, because a new server may give lower ids. What was read is trimmed away.
+            // Each connection reads from the start, because another server may give lower ids than the one before. What
+            // was read is trimmed away, so nothing is read twice.
             let mut last = "0".to_owned();
             let Ok(mut connection) = self.0.connection.dedicated(BLOCK).await else {
                 tokio::time::sleep(RECONNECT).await;
@@ -161,8 +169,9 @@ impl Redis {
         }
     }
 
-    /// Every two seconds: puts waiting calls back into the queues that lost them, and moves the feeds of watched sessions to
-    /// where their logs are.
+    /// Every two seconds: puts waiting calls back into the queues of Redis that lost them, and compares the feeds of
+    /// watched sessions with their logs in the database, so that readers learn of events that this node was not told
+    /// of.
     async fn reconcile(&self) {
         let mut ticks = ticks(RECONCILE.min(self.0.settings.lease / CHECKS_PER_LEASE));
         let mut renewed = Instant::now();
@@ -182,7 +191,7 @@ impl Redis {
 
     async fn reconcile_calls(&self) {
         let placed = |(session, call): (SessionId, Call)| {
-            // A call without a place is being queued at this moment.
+            // A call without a place is just being queued.
             locked(&self.0.places).get(&call.id).map(|place| (session, call, *place))
         };
         let mut waiting: Vec<_> = self.0.table.waiting_calls().into_iter().filter_map(placed).collect();
@@ -205,7 +214,7 @@ impl Redis {
         }
     }
 
-    /// Those of these calls that Redis does not know, or not as this node's.
+    /// Those of these calls that Redis does not list as waiting on this node.
     async fn unknown(&self, waiting: &[(SessionId, Call, u64)]) -> RedisResult<HashSet<CallId>> {
         let mut all = HashSet::new();
         for batch in waiting.chunks(BATCH) {
