@@ -1,8 +1,9 @@
-//! Who may use the cluster: profiles, client keys, the session keys minted for them, the admin key.
+//! Who may use the cluster: profiles, client keys, the session keys issued to their clients, and the admin key.
 //!
-//! Only digests of secrets come in here, never a secret. A revoked client key takes every session key minted for it along,
-//! because a session key is only found through its client key. Deleted profiles and revoked keys stay as rows, for the log's
-//! sake, and are shown nowhere.
+//! This module gets digests of secrets and never the secrets. Revoking a client key also revokes every session key that
+//! was issued for it, because a session key is looked up together with its client key. Deleted profiles and revoked
+//! keys keep their rows, because events refer to them, but they are not listed. The admin API and the authentication in
+//! the `node` crate are the callers.
 
 mod admin_key;
 mod keys;
@@ -20,7 +21,7 @@ use crate::{Db, Error};
 use futures_util::future::BoxFuture;
 use std::fmt;
 
-/// SHA-256 of a secret, the only form that is stored.
+/// The SHA-256 digest of a secret, which is the only form in which secrets are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
@@ -30,10 +31,10 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// A page of a list: the items, and where the next page begins (after that id), if there is one.
+/// A page of a list: the items and, if there are more, the id after which the next page begins.
 pub type Page<T, Id> = (Vec<T>, Option<Id>);
 
-/// The accounts in the database. Clones share it.
+/// The accounts in the database. Clones use the same database.
 #[derive(Clone)]
 pub struct Accounts {
     db: Db,
@@ -45,7 +46,7 @@ impl Accounts {
         Self { db }
     }
 
-    /// A write of one statement at most, with nothing to do after its commit.
+    /// Runs a write of at most one statement with nothing to do after its commit.
     async fn write<T, W>(&self, work: W) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -60,7 +61,8 @@ fn id_bytes(column: Vec<u8>) -> Result<[u8; 16], Error> {
     column.try_into().map_err(|_| Error::Unreadable("an id is not 16 bytes long".into()))
 }
 
-/// Cuts a list that was read one longer than asked, and says where the next page begins.
+/// Makes a page of at most `limit` items from a list that was read with one item more, which shows whether there is a
+/// next page.
 fn page<T, Id>(mut items: Vec<T>, limit: u32, id: impl Fn(&T) -> Id) -> Page<T, Id> {
     let limit = limit as usize;
     if items.len() <= limit {

@@ -1,4 +1,4 @@
-//! What can go wrong with the database, by what the caller does about it.
+//! The error of this crate. Its variants are what a caller can do something different about.
 
 use sqlx::error::DatabaseError;
 use sqlx::postgres::PgDatabaseError;
@@ -6,25 +6,26 @@ use sqlx::postgres::PgDatabaseError;
 /// A failed operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing was applied; the database cannot be reached, is busy or full. The same call may be made again.
+    /// The database cannot be reached, is busy or is full. Nothing was applied, and the same call may be made again.
     #[error("the database is not available")]
     Unavailable(#[source] sqlx::Error),
-    /// The database works and will not do this: repeating it does not help. Nothing was applied.
+    /// The database works but refuses this call, so that repeating it does not help. Nothing was applied.
     #[error("the database refused")]
     Failed(#[source] sqlx::Error),
-    /// A write may or may not have been applied. Repeat it word for word, or read, before saying that it failed.
+    /// A write may or may not have been applied. Before saying that it failed, repeat it unchanged, or read what is
+    /// stored.
     #[error("the outcome of a write is unknown")]
     Unknown,
-    /// Redis cannot be asked; what it would say is not known.
+    /// Redis cannot be asked.
     #[error("redis is not available: {0}")]
     CoordinationUnavailable(String),
-    /// The session has a newer owner: stop acting for it.
+    /// The session has a newer owner, so the caller must stop acting for it. Nothing was applied.
     #[error("the session has a newer owner")]
     Fenced,
-    /// The session is not open; nothing was applied.
+    /// The session is not open, but in the state that is named. Nothing was applied.
     #[error("session is {0}, not open")]
     NotOpen(&'static str),
-    /// A condition of the write did not hold: nothing was applied.
+    /// A condition of the write did not hold. Nothing was applied.
     #[error("a condition of the write does not hold any more")]
     PreconditionFailed,
     /// A unique name or key is taken.
@@ -33,10 +34,10 @@ pub enum Error {
     /// There is no such row.
     #[error("not found")]
     NotFound,
-    /// A row of a newer version, or one that was damaged.
+    /// A stored row is damaged or was written by a newer version.
     #[error("a stored row is not readable: {0}")]
     Unreadable(String),
-    /// The database file cannot be used at all.
+    /// The settings, or the database that they name, cannot be used at all.
     #[error("{0}")]
     Unusable(String),
 }
@@ -53,8 +54,8 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether a constraint, a trigger or the data itself stands against it: SQLite's primary code 19; the classes of Postgres for
-/// data, constraints, rights and names, and what a trigger raises.
+/// Whether a constraint, a trigger or the data itself is the reason. In SQLite that is primary code 19. In Postgres it
+/// is one of the classes for data (22), constraints (23), rights and names (42), and errors that a trigger raises (P0).
 fn refused(error: &dyn DatabaseError) -> bool {
     let code = error.code().unwrap_or_default();
     if error.try_downcast_ref::<PgDatabaseError>().is_some() {

@@ -1,4 +1,4 @@
-//! The one admin key of the cluster.
+//! The one admin key of the cluster: read, set by the node that starts first, replaced by an operator.
 
 use super::{Accounts, Digest};
 use crate::Error;
@@ -24,7 +24,8 @@ impl Accounts {
         row.map(|(column,)| digest(column)).transpose()
     }
 
-    /// Makes this the admin key if there is none. Whether it did: of many nodes that try at once, one gets true.
+    /// Makes this the admin key if there is none, and returns whether it did. Of several nodes that try at the same
+    /// time, one gets true.
     pub async fn set_first_admin_key(&self, digest: Digest) -> Result<bool, Error> {
         self.write(move |c| {
             Box::pin(async move {
@@ -35,7 +36,7 @@ impl Accounts {
         .await
     }
 
-    /// Makes this the admin key, whatever was before.
+    /// Makes this the admin key, in place of the one that there may be.
     pub async fn replace_admin_key(&self, digest: Digest) -> Result<(), Error> {
         self.write(move |c| {
             Box::pin(async move {

@@ -1,4 +1,4 @@
-//! Client keys: made for a profile, listed, revoked.
+//! Client keys: they are created for a profile, listed and revoked, and their last use is recorded.
 
 use super::{Accounts, Digest, Page, id_bytes, page};
 use crate::db::sql::{Sql, sql};
@@ -9,17 +9,17 @@ use sqlx::FromRow;
 /// A client key as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientKey {
-    /// Its id: what events are attributed to.
+    /// Its id, which events carry as their author.
     pub id: KeyId,
     /// The administrator's name for it.
     pub name: String,
-    /// The first characters of the secret, for people who look for one.
+    /// The first characters of the secret, by which people recognise it.
     pub prefix: String,
-    /// Its profile, for ever.
+    /// Its profile, which never changes.
     pub profile: ProfileId,
     /// Unix milliseconds.
     pub created_at: i64,
-    /// Unix milliseconds; exact to about a minute.
+    /// Unix milliseconds, exact to about a minute.
     pub last_used_at: Option<i64>,
 }
 
@@ -54,10 +54,10 @@ const USED: Sql = sql!(
     " - $2)"
 );
 
-/// The smallest step of `last_used_at`, in milliseconds.
+/// `last_used_at` is not written again within this many milliseconds.
 const USED_STEP: i64 = 60_000;
 
-/// What a revocation met.
+/// Whether a revocation changed anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Revoked {
     /// The key was active until now.
@@ -67,7 +67,7 @@ pub enum Revoked {
 }
 
 impl Accounts {
-    /// Makes a client key of a profile. `prefix` and `digest` are the secret's.
+    /// Creates a client key for a profile. `prefix` and `digest` are those of its secret.
     ///
     /// # Errors
     /// `NotFound` when the profile does not exist or was deleted.
@@ -96,7 +96,7 @@ impl Accounts {
         .await
     }
 
-    /// The active client keys after one, oldest first.
+    /// A page of the active client keys, oldest first, beginning after the key `after`.
     pub async fn keys(&self, after: Option<KeyId>, limit: u32) -> Result<Page<ClientKey, KeyId>, Error> {
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
         let rows: Vec<Row> = self.db.read(&LIST).bind(after).bind(i64::from(limit) + 1).all_as().await?;
@@ -104,8 +104,8 @@ impl Accounts {
         Ok(page(keys, limit, |key: &ClientKey| key.id))
     }
 
-    /// Revokes a client key, and with it every session key minted for it. `then` runs right after the commit, whether or not
-    /// the caller still waits: the place to drop what is cached.
+    /// Revokes a client key, and with it every session key that was issued for it. `then` runs right after the commit,
+    /// even if the caller stops waiting; it is the place to drop what is cached.
     ///
     /// # Errors
     /// `NotFound` when there never was such a key.
@@ -127,9 +127,9 @@ impl Accounts {
             .await
     }
 
-    /// Notes that these keys were used just now. A key noted within the last minute keeps its time.
+    /// Records that these keys were used just now. A key whose use was recorded within the last minute keeps its time.
     pub async fn keys_used(&self, mut keys: Vec<KeyId>) -> Result<(), Error> {
-        // In one order, so that two nodes never wait for each other's rows.
+        // All nodes update the rows in the same order, so that two of them cannot block each other.
         keys.sort_unstable();
         self.db
             .write(

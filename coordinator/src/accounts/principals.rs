@@ -1,25 +1,25 @@
-//! Who presents a secret, found by its digest.
+//! Authentication: finds the client that a secret belongs to, by the digest of the secret.
 
 use super::{Accounts, Digest, id_bytes};
 use crate::Error;
 use crate::db::sql::{Sql, sql};
 use engine::ids::{KeyId, ProfileId, SessionId};
 
-/// Who presents a client key.
+/// A client that was recognised by its client key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     /// The client key.
     pub key: KeyId,
-    /// Its profile; it may have been deleted.
+    /// Its profile, which may have been deleted.
     pub profile: ProfileId,
 }
 
-/// Who presents a session key.
+/// A client that was recognised by a session key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionClient {
     /// The one session that the key is for.
     pub session: SessionId,
-    /// The client key it was minted for.
+    /// The client key that it was issued for.
     pub key: KeyId,
 }
 
@@ -29,7 +29,7 @@ const SESSION_CLIENT: Sql = sql!(
      WHERE s.digest = $1 AND k.revoked_at IS NULL"
 );
 impl Accounts {
-    /// The active client key with this digest.
+    /// The client with this client key, if the key is not revoked.
     pub async fn client(&self, digest: Digest) -> Result<Option<Client>, Error> {
         let row: Option<(Vec<u8>, Vec<u8>)> = self.db.read(&CLIENT).bind(digest.0.to_vec()).optional_as().await?;
         let client = |(key, profile)| -> Result<_, Error> {
@@ -38,7 +38,7 @@ impl Accounts {
         row.map(client).transpose()
     }
 
-    /// The session key with this digest, while its client key is active.
+    /// The client with this session key, if the client key that it was issued for is not revoked.
     pub async fn session_client(&self, digest: Digest) -> Result<Option<SessionClient>, Error> {
         let row: Option<(Vec<u8>, Vec<u8>)> =
             self.db.read(&SESSION_CLIENT).bind(digest.0.to_vec()).optional_as().await?;

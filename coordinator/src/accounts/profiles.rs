@@ -1,4 +1,7 @@
-//! Profiles: which providers, tools, MCP servers and images the keys of a profile may use. Names of those are not resolved here.
+//! Profiles: which providers, tools, MCP servers and images the keys of a profile may use.
+//!
+//! The names of those are stored as they are given. Whether they exist in the configuration is checked by the `node`
+//! crate.
 
 use super::{Accounts, Page, id_bytes, page};
 use crate::db::sql::{Sql, sql};
@@ -7,7 +10,7 @@ use engine::ids::ProfileId;
 use serde::{Deserialize, Serialize};
 use sqlx::FromRow;
 
-/// What an administrator sets.
+/// The part of a profile that an administrator sets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProfileFields {
     /// Unique among the profiles that are not deleted.
@@ -18,9 +21,9 @@ pub struct ProfileFields {
     pub fallback_providers: Vec<String>,
     /// Names in the registry of MCP servers.
     pub mcp_servers: Vec<String>,
-    /// The client tools that may be declared.
+    /// The names of the client tools that clients may declare.
     pub allowed_tools: Vec<String>,
-    /// The images that may be started.
+    /// The names of the images that may be started.
     pub available_sandboxes: Vec<String>,
 }
 
@@ -29,7 +32,7 @@ pub struct ProfileFields {
 pub struct Profile {
     /// Its id.
     pub id: ProfileId,
-    /// What was set.
+    /// What the administrator has set.
     pub fields: ProfileFields,
     /// Unix milliseconds.
     pub created_at: i64,
@@ -83,10 +86,10 @@ const DELETE: Sql = sql!(
 );
 
 impl Accounts {
-    /// Makes a profile.
+    /// Creates a profile.
     ///
     /// # Errors
-    /// `Duplicate` when a profile has the name.
+    /// `Duplicate` when another profile has the name.
     pub async fn create_profile(&self, fields: ProfileFields) -> Result<Profile, Error> {
         let id = ProfileId(fresh_id());
         let bound = fields.clone();
@@ -111,16 +114,16 @@ impl Accounts {
         Ok(Profile { id, fields, created_at, updated_at: created_at })
     }
 
-    /// A profile.
+    /// The profile with this id.
     ///
     /// # Errors
-    /// `NotFound` when there is none, or it was deleted.
+    /// `NotFound` when there is none or it was deleted.
     pub async fn profile(&self, id: ProfileId) -> Result<Profile, Error> {
         let row: Row = self.db.read(&GET).bind(id.0.to_vec()).one_as().await?;
         row.profile()
     }
 
-    /// The profiles after one, oldest first.
+    /// A page of the profiles, oldest first, beginning after the profile `after`.
     pub async fn profiles(&self, after: Option<ProfileId>, limit: u32) -> Result<Page<Profile, ProfileId>, Error> {
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
         let rows: Vec<Row> = self.db.read(&LIST).bind(after).bind(i64::from(limit) + 1).all_as().await?;
@@ -128,7 +131,7 @@ impl Accounts {
         Ok(page(profiles, limit, |profile: &Profile| profile.id))
     }
 
-    /// Replaces all that an administrator sets.
+    /// Replaces everything in a profile that an administrator sets.
     ///
     /// # Errors
     /// `NotFound`, or `Duplicate` when another profile has the name.
@@ -152,16 +155,16 @@ impl Accounts {
         .await
     }
 
-    /// Deletes a profile; its name is free again.
+    /// Deletes a profile. Its name can be used again.
     ///
     /// # Errors
-    /// `NotFound`, or `PreconditionFailed` while client keys of it are active.
+    /// `NotFound`, or `PreconditionFailed` while the profile has active client keys.
     pub async fn delete_profile(&self, id: ProfileId) -> Result<(), Error> {
         self.db
             .write(
                 move |c| {
                     Box::pin(async move {
-                        // Locked first, so that a key that is just being made is seen.
+                        // The row is locked first, so that a key that is created at the same time is seen.
                         c.query(&LOCK).bind(id.0.to_vec()).one().await?;
                         let done = c.query(&DELETE).bind(id.0.to_vec()).execute().await?;
                         if done == 1 { Ok(()) } else { Err(Error::PreconditionFailed) }

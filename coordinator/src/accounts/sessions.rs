@@ -1,4 +1,4 @@
-//! The list of sessions that administrators see. A session that is being closed counts as closed.
+//! The list of sessions that administrators see. A session that is being closed is listed as closed.
 
 use super::{Accounts, Page, id_bytes, page};
 use crate::Error;
@@ -6,12 +6,12 @@ use crate::db::sql::{Sql, sql};
 use engine::ids::{ProfileId, SessionId};
 use sqlx::FromRow;
 
-/// A session's state as it is shown.
+/// A session's state as administrators see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It takes messages.
     Open,
-    /// It ended, or is just ending.
+    /// It was closed or is being closed.
     Closed,
     /// It failed.
     Error,
@@ -28,7 +28,7 @@ impl State {
     }
 }
 
-/// The text is no state.
+/// The error for a text that names no state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not one of open, closed, error")]
 pub struct UnknownState;
@@ -50,7 +50,7 @@ pub struct ListedSession {
     pub profile: ProfileId,
     /// Its state.
     pub state: State,
-    /// What the opening client said of itself.
+    /// The version that the opening client said it has.
     pub client_version: Option<String>,
     /// Unix milliseconds.
     pub created_at: i64,
@@ -80,7 +80,7 @@ const FAILED: Sql = sql!(
     "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
      WHERE state = 'error' AND id > $1 ORDER BY id LIMIT $2"
 );
-// Two index scans that are merged: an IN list would have to sort all that follows.
+// Two index scans that are merged. With an IN list the database would have to sort all sessions after the given one.
 const CLOSED: Sql = sql!(
     "SELECT id, profile, state, client_version, created_at, closed_at FROM sessions \
      WHERE state = 'closed' AND id > $1 UNION ALL \
@@ -89,7 +89,8 @@ const CLOSED: Sql = sql!(
 );
 
 impl Accounts {
-    /// The sessions after one, oldest first; of one state, if it is given.
+    /// A page of the sessions, oldest first, beginning after the session `after`. With a `state`, only the sessions in
+    /// it.
     pub async fn sessions(
         &self,
         state: Option<State>,

@@ -1,8 +1,16 @@
-//! A pool of connections.
+//! The pool of Postgres connections. `db::postgres` and the group commit of the log use it.
 //!
-//! Smaller than sqlx's, for three reasons: a connection whose answer was not awaited to its end is closed rather than given
-//! back, so a reader that leaves cannot hand an open transaction or a running statement to the next; nothing is sent when
-//! a connection is given back; and every wait has a limit, so a network that swallows packets cannot use the pool up.
+//! It is written by hand because the pool of `sqlx` 0.9 differs in three points that matter here:
+//!
+//! - A connection whose answer was not awaited to its end is closed here, so that a reader that leaves never passes on
+//!   an open transaction or a running statement. The pool of `sqlx` gives such a connection back.
+//! - Nothing is sent here when a connection is given back. The pool of `sqlx` sends a ping each time, which costs a
+//!   round trip for each append.
+//! - Every wait here has a time limit. The ping of `sqlx` has none, so that a network that drops packets without an
+//!   error can keep all its connections busy.
+//!
+//! It can go when the pool of `sqlx` closes interrupted connections and gives connections back without a ping, or with
+//! one that has a time limit and costs no measurable time.
 
 use super::failure;
 use crate::Error;
@@ -13,12 +21,12 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// A connection unused for longer is asked whether it still works before it is used.
+/// A connection that was not used for longer than this is pinged before it is used. The ping may take as long, too.
 const PING_AFTER: Duration = Duration::from_secs(1);
-/// A connection unused for longer is closed.
+/// A connection that was not used for longer than this is closed.
 const KEEP: Duration = Duration::from_secs(300);
 
-/// Waits for a database call at most so long.
+/// Waits for a database call for at most `limit`. A call that takes longer fails with an I/O error.
 pub(crate) async fn limited<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, sqlx::Error>>,
@@ -42,13 +50,13 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Idle>>,
 }
 
-/// A connection that somebody uses. Dropped, it is closed; see [`Slot::give_back`].
+/// A connection in use. If it is dropped without [`Slot::give_back`], it is closed.
 pub(crate) struct Lent {
     pub connection: PgConnection,
     pub slot: Slot,
 }
 
-/// The place of a lent connection in the pool.
+/// The place that a connection in use takes up in the pool.
 pub(crate) struct Slot {
     pool: Arc<Pool>,
     _permit: OwnedSemaphorePermit,
@@ -60,20 +68,20 @@ impl Pool {
         Arc::new(Self { options, permits, size, acquire, limit, idle: Mutex::default() })
     }
 
-    /// How long an answer is waited for.
+    /// How long an answer of the database may take.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// The list is whole whatever a panic did.
+    /// Locks the list of idle connections. Poisoning is ignored, because no panic can leave the list half changed.
     fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection that works, as far as can be told.
+    /// Takes an idle connection or makes a new one.
     ///
     /// # Errors
-    /// `Unavailable`: none was free in time, or none could be made.
+    /// `Unavailable` when none was free in time or none could be made.
     pub(crate) async fn lend(self: &Arc<Self>) -> Result<Lent, Error> {
         let lend = async {
             let permit = Arc::clone(&self.permits).acquire_owned().await;
@@ -89,7 +97,7 @@ impl Pool {
         Ok(Lent { connection, slot: Slot { pool: Arc::clone(self), _permit: permit } })
     }
 
-    /// The connection used last, if it still answers.
+    /// Takes the idle connection that was used last and still answers.
     async fn reuse(&self) -> Option<PgConnection> {
         loop {
             let Idle { mut connection, since } = self.idle().pop()?;
@@ -103,7 +111,8 @@ impl Pool {
         }
     }
 
-    /// Closes what is idle and waits a moment for the rest; nothing is lent any more.
+    /// Closes the pool: waits a limited time for the connections in use, lends none any more, and closes those that are
+    /// idle.
     pub(crate) async fn close(&self) {
         let everything = tokio::time::timeout(self.acquire, self.permits.acquire_many(self.size)).await;
         self.permits.close();
@@ -116,7 +125,7 @@ impl Pool {
 }
 
 impl Lent {
-    /// Gives it back after a statement that committed by itself, unless that broke it.
+    /// Gives the connection back after a statement outside of a transaction, unless the statement broke it.
     pub(crate) fn done<T>(self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if result.as_ref().map_or_else(failure::harmless, |_| true) {
             self.slot.give_back(self.connection);
@@ -128,12 +137,13 @@ impl Lent {
 }
 
 impl Slot {
-    /// The connection broke: those that lie idle have probably met the same fate, and are not tried one by one.
+    /// The connection broke. The idle ones have probably broken with it, so all are closed instead of being tried one
+    /// by one.
     pub(crate) fn give_up(self) {
         self.pool.idle().clear();
     }
 
-    /// Takes the connection back: every answer came, no transaction is open.
+    /// Gives the connection back. It must have no open transaction, and every answer must have been read.
     pub(crate) fn give_back(self, connection: PgConnection) {
         if !self.pool.permits.is_closed() {
             self.pool.idle().push(Idle { connection, since: Instant::now() });

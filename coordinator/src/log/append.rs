@@ -1,7 +1,12 @@
-//! Appending: one write that moves the session's head under its conditions and inserts the events behind it.
+//! Appending events to a session's log.
 //!
-//! Inside a write transaction that is a statement for each row ([`sqlite`]); on Postgres one statement for all of it
-//! ([`postgres`]), except for the rare appends that change a client's row as well.
+//! An append is one write. It moves the session's head, which is the number of its last event, and inserts the events
+//! behind the old head. It names conditions, such as the epoch or the state of the gate, and if one of them does not
+//! hold, nothing is written. After the commit the write publishes the events to the session's feed.
+//!
+//! On SQLite an append is a transaction with a statement for each row ([`sqlite`]). On Postgres it is a single
+//! statement ([`postgres`]), except for the few appends that change a client's row too: those use the same transaction
+//! as SQLite.
 
 mod group_commit;
 mod postgres;
@@ -19,10 +24,10 @@ use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
 use std::sync::Arc;
 
-/// An append of a turn.
+/// An append of events that belong to a turn.
 #[derive(Debug, Clone)]
 pub struct Append {
-    /// Whose log.
+    /// The session whose log grows.
     pub session: SessionId,
     /// The owner's epoch.
     pub epoch: Epoch,
@@ -32,48 +37,52 @@ pub struct Append {
     pub open: Option<CallRow>,
     /// The events, in order.
     pub events: Vec<NewEvent>,
-    /// What a `provider.request` among them may refer to.
+    /// The earlier requests that a `provider.request` among the events may be stored relative to.
     pub chain: Option<DeltaChain>,
-    /// Given by the append that ends the call; without it the call goes on.
+    /// Given by the append that ends the call. Without it the call goes on.
     pub end: Option<End>,
 }
 
-/// What is recorded of a call when it opens, and the gate it found.
+/// What is recorded of a call when it opens, and the state of the gate that it expects.
 #[derive(Debug, Clone)]
 pub struct CallRow {
-    /// Whose call.
+    /// The client key of the caller.
     pub key: KeyId,
-    /// The idempotency key and the digest of the params it came with.
+    /// The idempotency key and the digest of the params that came with it.
     pub idempotency: Option<(String, [u8; 32])>,
-    /// The caller's trace.
+    /// The caller's `traceparent` header.
     pub traceparent: Option<String>,
-    /// Must still hold in the append; expiry is judged with the database's clock.
+    /// The state of the gate that the call expects. The append checks it; whether a pause has expired is judged by the
+    /// database's clock.
     pub gate: GateFound,
 }
 
-/// What an append outside of turns changes beside the log.
+/// What an append outside of turns changes besides the log.
 #[derive(Debug, Clone)]
 pub enum Side {
     /// Nothing.
     Nothing,
-    /// A client joins: its declarations and its session key's digest.
+    /// A client joins the session.
     Join {
-        /// Stored declarations.
+        /// The client's declarations in their stored form.
         declarations: String,
         /// Digest of the new session key.
         digest: [u8; 32],
     },
-    /// A client registers as a driver; registered already means that nothing is appended.
+    /// A client registers as a driver. If it is registered already, nothing is appended.
     Register,
 }
 
 impl Log {
-    /// Appends a turn's events and publishes them. Returns them as committed.
+    /// Appends events of a turn and publishes them. Returns the events as they were committed.
     ///
     /// # Errors
-    /// `Fenced`, `NotOpen`; `PreconditionFailed` when the gate is not as the opening call found it; `Duplicate` when another
-    /// call has its idempotency key; `Unavailable` with nothing applied; `Unknown` when it may still come: take the session
-    /// anew, which fences it off, before anything else is written.
+    /// - `Fenced` when the session has a newer owner, `NotOpen` when it is not open.
+    /// - `PreconditionFailed` when the gate is not as the call expects.
+    /// - `Duplicate` when another call has the same idempotency key.
+    /// - `Unavailable` when the database cannot be used; nothing was applied.
+    /// - `Unknown` when the append may or may not have been applied, or may still be. Take the session again before
+    ///   anything else is written: that moves the epoch, so that the append cannot be applied any more.
     pub async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, Error> {
         let feeds = Arc::clone(&self.feeds);
         let session = append.session;
@@ -89,10 +98,12 @@ impl Log {
         }
     }
 
-    /// Appends events that are no part of a turn, from any node, and publishes them.
+    /// Appends events that belong to no turn and publishes them. Any node may do so. Returns the events as they were
+    /// committed.
     ///
     /// # Errors
-    /// `NotOpen`, `NotFound`; `Unavailable` with nothing applied; `Unknown`.
+    /// `NotOpen` or `NotFound` by the state of the session; `Unavailable` when nothing was applied; `Unknown` when the
+    /// append may or may not have been applied.
     pub async fn append_free(
         &self,
         session: SessionId,
@@ -117,7 +128,7 @@ impl Log {
     }
 }
 
-/// Why a conditional update found no row; `row` is the session's state and epoch.
+/// Why a conditional update changed no row. `row` holds the session's state and epoch.
 fn refusal(row: Option<Row>, epoch: Option<Epoch>) -> Result<Error, Error> {
     let Some(row) = row else { return Ok(Error::NotFound) };
     let now: Epoch = row.get("epoch")?;

@@ -1,7 +1,9 @@
-//! How a session's gate stands in its row: the columns `phase`, `state`, `call`, `owner`, `deadline` and `takeovers`.
+//! How a session's gate is stored in its row: the columns `phase`, `state`, `call`, `owner`, `deadline` and
+//! `takeovers`.
 //!
-//! Here and nowhere else the text of the columns becomes a [`Gate`], and the end of a call becomes the text of the columns. The
-//! statements in `append` compare the same columns with what an opening call found ([`engine::gate::GateFound`]).
+//! Only this module turns the columns into a [`Gate`], and the end of a call into the values of the columns. The
+//! statements in `append` compare the same columns with the gate that an opening call expects
+//! ([`engine::gate::GateFound`]).
 
 use super::{Id, State};
 use crate::Error;
@@ -19,12 +21,13 @@ const PAUSED: &str = "paused";
 pub(super) struct GateColumns {
     pub phase: &'static str,
     pub state: State,
-    /// For how many milliseconds the gate is kept, added to the database's clock; then the owner is written too.
+    /// For how many milliseconds a pause keeps the gate. They are added to the database's clock, and the client key
+    /// that the gate is kept for is written too.
     pub pause: Option<i64>,
 }
 
 impl GateColumns {
-    /// What the append with this end writes; an append without an end leaves its call running.
+    /// What an append with this end writes. An append without an end leaves its call running.
     pub(super) fn after(end: Option<&End>) -> Self {
         let (phase, state, pause) = match end.map(|end| end.gate) {
             None => (RUNNING, State::Open, None),

@@ -1,4 +1,9 @@
-//! Sessions' rows, written: made, joined, owned, closed.
+//! Writes to the rows of sessions that are not appends of a turn: a session is created, a client changes its
+//! declarations, an owner takes or hands over the session, a session is closed.
+//!
+//! Closing is two writes with the stopping of the running turn between them (ARCHITECTURE.md, I9). Taking a session and
+//! beginning to close it both move the epoch, so that what an earlier owner still sends is refused (I1). The owners and
+//! the API handlers of the `node` crate call this through [`Log`].
 
 use super::append::sqlite::{Inserted, insert};
 use super::clients::add_client;
@@ -23,26 +28,26 @@ pub enum RemainingClients {
     Some,
 }
 
-/// A session to be made.
+/// A session that is to be created.
 #[derive(Debug, Clone)]
 pub struct NewSession {
     /// Its id.
     pub id: SessionId,
     /// Its profile.
     pub profile: ProfileId,
-    /// Who opens it.
+    /// The client key that opens it.
     pub key: KeyId,
     /// `Open`, or `Error` for one that only records why it could not be opened.
     pub state: State,
-    /// The client's version.
+    /// The version that the client says it has.
     pub client_version: Option<String>,
-    /// The session's setting.
+    /// When its history is compacted.
     pub compaction: Compaction,
-    /// What its MCP servers offer.
+    /// The tools that its MCP servers offer.
     pub mcp_tools: Vec<McpTool>,
-    /// Stored declarations of the opener.
+    /// The opening client's declarations in their stored form.
     pub declarations: String,
-    /// Digest of the opener's session key; none where none is issued.
+    /// The digest of the opening client's session key. None if no key is issued.
     pub digest: Option<[u8; 32]>,
     /// The first event.
     pub event: NewEvent,
@@ -85,18 +90,18 @@ const LEFT_BEHIND: Sql = sql!(
 );
 
 impl Log {
-    /// Makes a session with its first event.
+    /// Creates a session with its first event, which is returned as it was committed.
     ///
     /// # Errors
-    /// `Unavailable` with nothing applied.
+    /// `Unavailable` when nothing was applied.
     pub async fn create(&self, session: NewSession) -> Result<Vec<Arc<Event>>, Error> {
         self.db.write(move |c| Box::pin(async move { create(c, &session).await }), |_: &Vec<Arc<Event>>| ()).await
     }
 
-    /// Replaces what a client declared.
+    /// Replaces the declarations of a client.
     ///
     /// # Errors
-    /// `NotOpen`; `Unavailable` with nothing applied.
+    /// `NotOpen` when the session is not open; `Unavailable` when nothing was applied.
     pub async fn declare(&self, session: SessionId, key: KeyId, declarations: String) -> Result<(), Error> {
         self.db
             .write_one(
@@ -117,10 +122,11 @@ impl Log {
             .await
     }
 
-    /// Becomes the session's owner: the epoch moves on, if it is still the one seen.
+    /// Makes the caller the session's owner: moves the epoch by one, if it is still `seen`. Returns the row with the
+    /// new epoch.
     ///
     /// # Errors
-    /// `Fenced` when somebody else was faster or the session is not open any more.
+    /// `Fenced` when another owner was faster or the session is not open any more.
     pub async fn take(&self, session: SessionId, seen: Epoch) -> Result<Row, Error> {
         self.db
             .write_one(
@@ -135,10 +141,11 @@ impl Log {
             .await
     }
 
-    /// The owner leaves the running call to the next one on purpose: that takeover will not count as a crash.
+    /// Records that the owner leaves its running call to the next owner on purpose, so that the takeover does not count
+    /// as a crash.
     ///
     /// # Errors
-    /// `Unavailable` with nothing applied.
+    /// `Unavailable` when nothing was applied.
     pub async fn hand_over(&self, session: SessionId, epoch: Epoch) -> Result<(), Error> {
         self.db
             .write_one(
@@ -153,10 +160,11 @@ impl Log {
             .await
     }
 
-    /// The first step of closing: from here on nothing starts and the old owner is fenced off (ARCHITECTURE.md, I9).
+    /// The first step of closing: from here on no call starts, and the owner's appends are refused (ARCHITECTURE.md,
+    /// I9).
     ///
     /// # Errors
-    /// `NotOpen` when it is closed, closing or failed already.
+    /// `NotOpen` when the session is closed, being closed or failed already.
     pub async fn begin_close(&self, session: SessionId, by: KeyId, reason: &'static str) -> Result<(), Error> {
         self.db
             .write_one(
@@ -177,17 +185,19 @@ impl Log {
             .await
     }
 
-    /// The last step of closing: `session.close` ends the log. Does nothing if that was done already.
+    /// The last step of closing: appends `session.close`, the last event of the log. Does nothing if that was done
+    /// already.
     ///
     /// # Errors
-    /// `Unavailable` with nothing applied.
+    /// `Unavailable` when nothing was applied.
     pub async fn finish_close(&self, session: SessionId, event: EventId) -> Result<(), Error> {
         let feeds = Arc::clone(&self.feeds);
         self.db
             .write(
                 move |c| Box::pin(async move { finish_close(c, session, event).await }),
                 move |events: &Vec<Arc<Event>>| {
-                    // Whoever did it tells of the end, and of the event: a stream that learns of the end alone stops before it.
+                    // Only the write that appended the event publishes the end, together with the event. A stream that
+                    // was told of the end alone would stop before the event.
                     if !events.is_empty() {
                         feeds.publish(session, events, LogStatus::Ended, None);
                     }
@@ -197,17 +207,17 @@ impl Log {
             .map(drop)
     }
 
-    /// Lets the pauses of a revoked client key count as expired from now on. Returns the open sessions that the client has a
-    /// session key for, and who remains in each.
+    /// Lets the pauses of a revoked client key expire now. Returns the open sessions that the client has a session key
+    /// for, and for each whether other clients remain in it.
     ///
     /// # Errors
-    /// `Unavailable` with nothing applied.
+    /// `Unavailable` when nothing was applied.
     pub async fn expire_pauses_of(&self, key: KeyId) -> Result<Vec<(SessionId, RemainingClients)>, Error> {
         self.db.write(move |c| Box::pin(async move { expire_pauses_of(c, key).await }), |_| ()).await
     }
 }
 
-/// Fails unless a statement that asks for an open session has changed a row.
+/// Fails with `NotOpen` if a statement that changes only open sessions has changed no row.
 async fn was_open(c: &mut Connection, session: SessionId, changed: u64) -> Result<(), Error> {
     match changed {
         0 => Err(Error::NotOpen(state(c, session).await?.public_name())),

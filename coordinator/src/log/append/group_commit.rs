@@ -1,8 +1,14 @@
-//! Appends on their way: who waits, who shares a statement, and what became of those whose answer was lost.
+//! Group commit for Postgres: appends of different sessions share one statement, and so one commit.
 //!
-//! An append goes at once while fewer than so many statements are under way; those that come meanwhile wait and then share
-//! one. Of one session at most one append of this node is under way: the next would only wait for its row, with a connection
-//! in hand.
+//! An append is sent at once while fewer than [`STATEMENTS`] statements are running. Appends that come meanwhile wait,
+//! and those that wait are sent together. At most one append of each session is running: a second one would only wait
+//! for the lock on the session's row and keep a connection busy. If the answer to a statement is lost, its appends are
+//! repeated until it is known whether they were applied. [`Log::append`](crate::log::Log::append) is the only way in.
+//!
+//! This is written by hand because what is shared is this statement with its conditions and its answer for each
+//! session, which no library offers. `sqlx` has no pipelining either, so that without sharing each append would need a
+//! connection and a commit of its own. It can go when a driver pipelines statements and `loadtest` shows as many turns
+//! per second with one statement for each append.
 
 use super::postgres::{Entry, Written, append};
 use super::refusal;
@@ -16,24 +22,25 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Appends that share a statement at most.
+/// How many appends share a statement at most.
 const BATCH: usize = 64;
-/// Bytes of payload beyond which a statement takes no further append.
+/// A statement with more bytes of payload than this takes no further append.
 const BATCH_BYTES: usize = 1 << 20;
-/// Appends that wait at most; further ones are told that the database is not available.
+/// How many appends may wait. Further ones fail with `Unavailable`.
 const WAITING: usize = 10_000;
-/// Statements under way at most.
+/// How many statements run at the same time at most.
 const STATEMENTS: usize = 8;
-/// Pauses between the repetitions of an append whose outcome is unknown.
+/// The first and the longest pause before an append whose outcome is unknown is repeated.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 const FIND: Sql = sql!("SELECT number, created_at FROM events WHERE id = $1 AND session = $2");
 const STATE: Sql = sql!("SELECT state, epoch FROM sessions WHERE id = $1");
 
+/// An append that waits or runs.
 struct Job {
     entry: Arc<Entry>,
     since: Instant,
-    /// Shares no statement: it was left out of one, or that failed.
+    /// Whether the append gets a statement of its own, because it was left out of a shared one or a shared one failed.
     alone: bool,
     reply: oneshot::Sender<Result<Written, Error>>,
 }
@@ -49,13 +56,13 @@ pub(in crate::log) struct GroupCommit {
     db: Db,
     postgres: Arc<Postgres>,
     statements: usize,
-    /// How long an append waits, and how long an unknown outcome is looked into.
+    /// How long an append may wait, and how long an append with an unknown outcome is repeated.
     time_limit: Duration,
     waiting: Mutex<Waiting>,
 }
 
 impl GroupCommit {
-    /// For appends to a Postgres database; none for SQLite, whose writer groups its commits by itself.
+    /// The group commit of a Postgres database. None for SQLite, whose writer task groups the commits itself.
     pub(crate) fn new(db: &Db) -> Option<Arc<Self>> {
         let postgres = db.postgres()?;
         let statements = (postgres.max_connections() as usize / 2).clamp(1, STATEMENTS);
@@ -68,7 +75,7 @@ impl GroupCommit {
         self.postgres.pool()
     }
 
-    /// Runs an append to its end, whether or not the caller still waits, and then `then`.
+    /// Runs an append to its end, even if the caller stops waiting, and then calls `then`.
     ///
     /// # Errors
     /// As [`crate::log::Log::append`].
@@ -85,11 +92,11 @@ impl GroupCommit {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends, and repeats it word for word while nobody knows whether it was applied.
+    /// Sends an append and repeats it unchanged until it is known whether it was applied.
     ///
     /// # Errors
-    /// As [`crate::log::Log::append`]. `Unknown` once time ran out, or where a later attempt was refused for a reason that may
-    /// pass: then the first may still come, until the epoch moves on.
+    /// As [`crate::log::Log::append`]. `Unknown` when the time limit has passed, and when a later attempt was refused
+    /// for a reason that may pass: the first attempt may still be applied then, until the epoch moves.
     async fn append_until_known(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
         let (mut doubt, mut pause) = (false, PAUSE.0);
         let deadline = Instant::now() + self.time_limit;
@@ -99,7 +106,7 @@ impl GroupCommit {
                 Err(Error::Unknown) => doubt = true,
                 Err(error @ Error::Unavailable(_)) if !doubt => return Err(error),
                 Err(Error::Unavailable(_)) => {}
-                // Refused perhaps only because it was applied before.
+                // It may have been refused only because an earlier attempt was applied.
                 Err(refused) => match self.find(&entry).await {
                     Ok(Some(written)) => return Ok(written),
                     Ok(None) if doubt && matches!(refused, Error::PreconditionFailed) => return Err(Error::Unknown),
@@ -116,7 +123,7 @@ impl GroupCommit {
         }
     }
 
-    /// Where the events are, if they are in the log.
+    /// Where the events of an append are, if they are in the log.
     async fn find(&self, entry: &Entry) -> Result<Option<Written>, Error> {
         let Some(event) = entry.events.first() else { return Ok(None) };
         let query = self.db.read(&FIND);
@@ -124,7 +131,7 @@ impl GroupCommit {
         row.map(|row| Ok(Written { first: row.get("number")?, now: row.get("created_at")? })).transpose()
     }
 
-    /// One attempt.
+    /// Queues one attempt and waits for its answer.
     async fn submit(self: &Arc<Self>, entry: Arc<Entry>) -> Result<Written, Error> {
         let (reply, answer) = oneshot::channel();
         let starts_worker = {
@@ -143,11 +150,12 @@ impl GroupCommit {
         answer.await.unwrap_or(Err(Error::Unknown))
     }
 
-    /// Runs what waits, statement after statement, until nothing does.
+    /// Runs waiting appends, one statement after another, until nothing waits.
     async fn work(self: Arc<Self>) {
         let mut worker = Worker { group: &self, sessions: Vec::new(), done: false };
         while let Some(jobs) = worker.take() {
-            // What could not share this statement does not wait for its end: that may be as long as a row stays locked.
+            // Appends that could not share this statement do not wait for its end, which can take as long as another
+            // transaction keeps a row locked.
             Arc::clone(&self).raise();
             let left = match <[Job; 1]>::try_from(jobs) {
                 Ok([job]) => {
@@ -161,7 +169,7 @@ impl GroupCommit {
         }
     }
 
-    /// Starts another worker, if one may run and finds something to do.
+    /// Starts another worker, if fewer than the allowed number run and an append can be sent now.
     fn raise(self: Arc<Self>) {
         let mut waiting = self.waiting();
         let Waiting { jobs, busy, running } = &mut *waiting;
@@ -184,7 +192,7 @@ impl GroupCommit {
         }
     }
 
-    /// Returns the jobs that have to go alone.
+    /// Sends several appends in one statement. Returns those that need a statement of their own.
     async fn several(&self, jobs: Vec<Job>) -> Vec<Job> {
         let mut lent = match self.pool().lend().await {
             Ok(lent) => lent,
@@ -214,7 +222,7 @@ impl GroupCommit {
     }
 }
 
-/// Tells all of them the same; none is left.
+/// Answers all appends with the same error. Returns no jobs, because none is left to do.
 fn refuse(jobs: Vec<Job>, error: impl Fn() -> Error) -> Vec<Job> {
     for job in jobs {
         let _ = job.reply.send(Err(error()));
@@ -222,7 +230,8 @@ fn refuse(jobs: Vec<Job>, error: impl Fn() -> Error) -> Vec<Job> {
     Vec::new()
 }
 
-/// One statement's runner. Whatever ends it, its sessions are free again and another can take its place.
+/// A task that runs statements. When it is dropped, even by a panic, its sessions can be appended to again and another
+/// worker can take its place.
 struct Worker<'f> {
     group: &'f GroupCommit,
     sessions: Vec<SessionId>,
@@ -230,7 +239,7 @@ struct Worker<'f> {
 }
 
 impl Worker<'_> {
-    /// What goes next, in one statement; none ends this worker.
+    /// Takes the appends for the next statement. None when nothing can be sent: the worker ends then.
     fn take(&mut self) -> Option<Vec<Job>> {
         let mut waiting = self.group.waiting();
         let Waiting { jobs, busy, running } = &mut *waiting;
@@ -265,7 +274,7 @@ impl Worker<'_> {
         Some(taken)
     }
 
-    /// Its sessions may go on; what is left goes before all others.
+    /// Frees the sessions of the last statement. The appends that are left go before all others.
     fn release(&mut self, left: Vec<Job>) {
         let mut waiting = self.group.waiting();
         for session in self.sessions.drain(..) {

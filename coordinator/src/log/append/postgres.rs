@@ -1,7 +1,8 @@
-//! The append: one statement for one session or for several.
+//! The append on Postgres: one statement for one session or for several.
 //!
-//! It moves each session's head under the conditions of its append and inserts call and events behind it, so it is applied
-//! as a whole or not at all, and a statement that comes late, or twice, meets conditions or unique ids that refuse it.
+//! For each session the statement moves the head if the conditions of its append hold, and inserts the call and the
+//! events. It is applied as a whole or not at all. If it arrives late or twice, a condition or a unique id refuses it.
+//! `group_commit` runs it.
 
 use super::group_commit::GroupCommit;
 use super::sqlite::Inserted;
@@ -24,28 +25,28 @@ pub(crate) struct Entry {
     /// Given where the events belong to a turn.
     pub turn: Option<Turn>,
     pub events: Vec<NewEvent>,
-    /// The stored form of each event that is a `provider.request`.
+    /// For each event its stored form, if it is a `provider.request`.
     pub requests: Vec<Option<String>>,
 }
 
-/// What an append of a turn demands and changes.
+/// The conditions of a turn's append, and what it changes.
 pub(crate) struct Turn {
     pub epoch: Epoch,
     pub call: CallId,
     pub open: Option<CallRow>,
     pub phase: &'static str,
     pub state: &'static str,
-    /// Who keeps the gate, for how many milliseconds.
+    /// If the call ends in a pause: who keeps the gate, and for how many milliseconds.
     pub pause: Option<(KeyId, i64)>,
     pub outcome: Option<String>,
 }
 
-/// Where the events of an append went.
+/// Where the events of an append are in the log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
-    /// Number of the first.
+    /// The number of the first event.
     pub first: i64,
-    /// The database's clock.
+    /// When they were written, by the database's clock, in Unix milliseconds.
     pub now: i64,
 }
 
@@ -58,13 +59,14 @@ impl Entry {
         }
     }
 
-    /// Bytes of payload.
+    /// How many bytes all payloads have together.
     pub(crate) fn size(&self) -> usize {
         (0..self.events.len()).map(|index| self.payload(index).len()).sum()
     }
 }
 
-/// The conditions of an append, as the statement knows them.
+/// The number by which the statement knows the condition of an append: 0 outside of turns, 1 for a call that goes on, 2
+/// to 4 for one that opens.
 fn gate(turn: Option<&Turn>) -> i64 {
     match turn.map(|turn| turn.open.as_ref().map(|open| open.gate)) {
         None => 0,
@@ -75,8 +77,8 @@ fn gate(turn: Option<&Turn>) -> i64 {
     }
 }
 
-/// Its conditions are written so that whatever the planner believes about the tables, a session's row is found by its id.
-/// `$lock` names the rows that may be updated, `$from` and `$only` join them.
+/// The text of the statement. The conditions are written so that the planner always finds a session's row by its id,
+/// even when its statistics are wrong. `$lock` selects the rows that may be updated, `$from` and `$only` join them.
 macro_rules! statement {
     ($lock:literal, $from:literal, $only:literal) => {
         concat!(
@@ -126,17 +128,18 @@ macro_rules! statement {
     };
 }
 
-/// One session: waits for its row.
+/// The statement for one session. It waits if the session's row is locked.
 const ONE: &str = statement!("", "", "");
-/// Several: rows are locked in the order of their ids, those that somebody else has locked are left out.
+/// The statement for several sessions. It locks their rows in the order of their ids, so that two statements cannot
+/// block each other, and leaves out the rows that are locked already.
 const SEVERAL: &str = statement!(
     "l AS (SELECT id FROM sessions WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED), ",
     ", l",
     " AND t.id = l.id"
 );
 
-/// Appends to sessions that are all different. Returns where the events of each went; none where its conditions do not hold
-/// or, of several, where its row was locked.
+/// Appends to sessions that are all different. Returns where the events of each are. None for an append whose
+/// conditions do not hold and, where there are several, for one whose row was locked.
 pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<Vec<Option<Written>>, sqlx::Error> {
     macro_rules! each {
         (|$entry:ident| $value:expr) => {
@@ -197,7 +200,7 @@ pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<V
     Ok(written)
 }
 
-/// A turn's append.
+/// The entry for an append of a turn.
 pub(super) fn turn(append: Append) -> Entry {
     let columns = GateColumns::after(append.end.as_ref());
     let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
@@ -214,7 +217,7 @@ pub(super) fn turn(append: Append) -> Entry {
     Entry { session: append.session, turn: Some(turn), events: append.events, requests }
 }
 
-/// An append that is no part of a turn.
+/// The entry for an append outside of turns.
 pub(super) fn free(session: SessionId, events: Vec<NewEvent>) -> Entry {
     let requests = requests(&events, None);
     Entry { session, turn: None, events, requests }
@@ -228,7 +231,7 @@ fn requests(events: &[NewEvent], chain: Option<&DeltaChain>) -> Vec<Option<Strin
     events.iter().map(stored).collect()
 }
 
-/// Appends; `then` gets the committed events, whether or not the caller still waits.
+/// Appends. `then` gets the committed events, even if the caller stops waiting.
 pub(super) async fn submit(
     group_commit: &Arc<GroupCommit>,
     entry: Entry,

@@ -1,4 +1,7 @@
-//! An append step by step, inside a write transaction.
+//! The append as separate statements inside a write transaction.
+//!
+//! SQLite uses this for all appends, Postgres for those that change a client's row too. The first statement moves the
+//! session's head if the conditions of the append hold. If it changes no row, nothing else is written.
 
 use super::{Append, Side, refusal};
 use crate::Error;
@@ -11,7 +14,7 @@ use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
 use std::sync::Arc;
 
-/// The update of a turn's append, with the condition of its kind.
+/// The statement that moves the head for an append of a turn, with the condition that the gate has to meet.
 macro_rules! update {
     ($($condition:tt),+) => {
         sql!(
@@ -45,7 +48,7 @@ const ADD_EVENT: Sql = sql!(
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 );
 
-/// A turn's append.
+/// Appends events of a turn.
 pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<Event>>, Error> {
     let columns = GateColumns::after(append.end.as_ref());
     let key = append.events.last().map_or(KeyId([0; 16]), |event| event.key);
@@ -101,7 +104,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
     Ok(events)
 }
 
-/// An append that is no part of a turn.
+/// Appends events that belong to no turn. Returns no events for a driver that is registered already.
 pub(super) async fn free(
     c: &mut Connection,
     session: SessionId,
@@ -122,13 +125,13 @@ pub(super) async fn free(
     insert(c, inserted, events, None).await
 }
 
-/// Whether this is the client's first registration.
+/// Marks the client as a driver. Returns false if it was one already.
 async fn register(c: &mut Connection, session: SessionId, key: KeyId) -> Result<bool, Error> {
     let done = c.query(&REGISTER).bind(session.0.as_slice()).bind(key.0.as_slice()).execute().await?;
     Ok(done > 0)
 }
 
-/// Where events go.
+/// Where events go in the log, and what their rows have in common.
 #[derive(Clone, Copy)]
 pub(in crate::log) struct Inserted {
     pub session: SessionId,
@@ -139,14 +142,14 @@ pub(in crate::log) struct Inserted {
 }
 
 impl Inserted {
-    /// An event that went there.
+    /// An event with its number, as it was committed.
     pub(crate) fn committed(&self, number: i64, event: NewEvent) -> Arc<Event> {
         let (session, call, created_at) = (self.session, self.call, self.now);
         Arc::new(Event { number: number as u64, session, call, created_at, event })
     }
 }
 
-/// Inserts events behind the head that was just moved.
+/// Inserts events at the numbers by which the head was just moved.
 pub(in crate::log) async fn insert(
     c: &mut Connection,
     to: Inserted,
