@@ -4,6 +4,7 @@ use super::{Accounts, Digest, Page, id_bytes, page};
 use crate::db::sql::{Sql, sql};
 use crate::{Error, fresh_id};
 use engine::ids::{KeyId, ProfileId};
+use engine::time::UnixMillis;
 use sqlx::FromRow;
 
 /// A client key as lists show it.
@@ -18,9 +19,9 @@ pub struct ClientKey {
     /// Its profile, which never changes.
     pub profile: ProfileId,
     /// Unix milliseconds.
-    pub created_at: i64,
+    pub created_at: UnixMillis,
     /// Unix milliseconds, exact to about a minute.
-    pub last_used_at: Option<i64>,
+    pub last_used_at: Option<UnixMillis>,
 }
 
 #[derive(FromRow)]
@@ -90,7 +91,7 @@ impl Accounts {
                     .bind(profile.0.to_vec())
                     .one_as()
                     .await?;
-                Ok(ClientKey { id, name, prefix, profile, created_at, last_used_at: None })
+                Ok(ClientKey { id, name, prefix, profile, created_at: UnixMillis(created_at), last_used_at: None })
             })
         })
         .await
@@ -154,8 +155,8 @@ impl Row {
             name: self.name,
             prefix: self.prefix,
             profile: ProfileId(id_bytes(self.profile)?),
-            created_at: self.created_at,
-            last_used_at: self.last_used_at,
+            created_at: UnixMillis(self.created_at),
+            last_used_at: self.last_used_at.map(UnixMillis),
         })
     }
 }

@@ -7,6 +7,7 @@ use super::{Accounts, Page, id_bytes, page};
 use crate::db::sql::{Sql, sql};
 use crate::{Error, fresh_id};
 use engine::ids::ProfileId;
+use engine::time::UnixMillis;
 use serde::{Deserialize, Serialize};
 use sqlx::FromRow;
 
@@ -35,9 +36,9 @@ pub struct Profile {
     /// What the administrator has set.
     pub fields: ProfileFields,
     /// Unix milliseconds.
-    pub created_at: i64,
+    pub created_at: UnixMillis,
     /// Unix milliseconds.
-    pub updated_at: i64,
+    pub updated_at: UnixMillis,
 }
 
 #[derive(FromRow)]
@@ -107,7 +108,7 @@ impl Accounts {
                         .bind(json_list(&bound.available_sandboxes)?)
                         .one_as()
                         .await?;
-                    Ok(created_at)
+                    Ok(UnixMillis(created_at))
                 })
             })
             .await?;
@@ -195,8 +196,8 @@ impl Row {
                 allowed_tools: list(&self.allowed_tools)?,
                 available_sandboxes: list(&self.available_sandboxes)?,
             },
-            created_at: self.created_at,
-            updated_at: self.updated_at,
+            created_at: UnixMillis(self.created_at),
+            updated_at: UnixMillis(self.updated_at),
         })
     }
 }

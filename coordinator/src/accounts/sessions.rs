@@ -4,6 +4,7 @@ use super::{Accounts, Page, id_bytes, page};
 use crate::Error;
 use crate::db::sql::{Sql, sql};
 use engine::ids::{ProfileId, SessionId};
+use engine::time::UnixMillis;
 use sqlx::FromRow;
 
 /// A session's state as administrators see it.
@@ -53,9 +54,9 @@ pub struct ListedSession {
     /// The version that the opening client said it has.
     pub client_version: Option<String>,
     /// Unix milliseconds.
-    pub created_at: i64,
+    pub created_at: UnixMillis,
     /// Unix milliseconds.
-    pub closed_at: Option<i64>,
+    pub closed_at: Option<UnixMillis>,
 }
 
 #[derive(FromRow)]
@@ -121,8 +122,8 @@ impl Row {
             profile: ProfileId(id_bytes(self.profile)?),
             state,
             client_version: self.client_version,
-            created_at: self.created_at,
-            closed_at: self.closed_at,
+            created_at: UnixMillis(self.created_at),
+            closed_at: self.closed_at.map(UnixMillis),
         })
     }
 }

@@ -9,6 +9,7 @@ use engine::event::{Event, EventType, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json::Raw;
 use engine::outcome::Outcome;
+use engine::time::UnixMillis;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ pub(crate) struct Sent {
     key: KeyId,
     kind: String,
     from_client: bool,
-    created_at: i64,
+    created_at: UnixMillis,
     payload: Raw,
 }
 

@@ -116,12 +116,13 @@ mod tests {
     use super::*;
     use engine::event::{EventType, NewEvent};
     use engine::ids::{EventId, KeyId, SessionId};
+    use engine::time::UnixMillis;
 
     fn event(number: u64, size: usize) -> Arc<Event> {
         let said = engine::json::parse(&format!("{:?}", "x".repeat(size - 2))).unwrap();
         let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
         let event = NewEvent { id, key, kind: EventType::ToolResult, payload: Payload::Json(said), from_client: false };
-        Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: 0, event })
+        Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: UnixMillis(0), event })
     }
 
     fn told(numbers: &[u64]) -> Recent {

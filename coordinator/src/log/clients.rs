@@ -5,6 +5,7 @@
 use crate::Error;
 use crate::db::sql::{Connection, Sql, sql};
 use engine::ids::{KeyId, SessionId};
+use engine::time::UnixMillis;
 
 const ADD_CLIENT: Sql = sql!(
     "INSERT INTO clients (session, client_key, declarations) VALUES ($1, $2, $3) \
@@ -19,14 +20,14 @@ pub(super) async fn add_client(
     key: KeyId,
     declarations: &str,
     digest: &[u8; 32],
-    now: i64,
+    now: UnixMillis,
 ) -> Result<(), Error> {
     c.query(&ADD_CLIENT).bind(session.0.as_slice()).bind(key.0.as_slice()).bind(declarations).execute().await?;
     c.query(&ADD_KEY)
         .bind(digest.as_slice())
         .bind(session.0.as_slice())
         .bind(key.0.as_slice())
-        .bind(now)
+        .bind(now.0)
         .execute()
         .await?;
     Ok(())

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::db::sql::Row;
 use engine::gate::{End, Gate, GateAfter, Pause};
 use engine::ids::{CallId, KeyId};
-use std::time::Duration;
+use engine::time::UnixMillis;
 
 const FREE: &str = "idle";
 const RUNNING: &str = "running";
@@ -44,9 +44,8 @@ pub(super) fn read(row: &Row) -> Result<Gate, Error> {
     Ok(match row.get("phase")? {
         RUNNING => Gate::Running { call: CallId::read(row, "call")?, takeovers: row.get::<i64>("takeovers")? as u32 },
         PAUSED => {
-            let (deadline, now): (i64, i64) = (row.get("deadline")?, row.get("now")?);
-            let left = Duration::from_millis(u64::try_from(deadline - now).unwrap_or(0));
-            Gate::Paused(Pause { owner: KeyId::read(row, "owner")?, left })
+            let (deadline, now) = (UnixMillis(row.get("deadline")?), UnixMillis(row.get("now")?));
+            Gate::Paused(Pause { owner: KeyId::read(row, "owner")?, left: deadline.saturating_since(now) })
         }
         FREE => Gate::Free,
         phase => return Err(Error::Unreadable(format!("unknown session phase {phase:?}; a newer version wrote it"))),
@@ -57,6 +56,7 @@ pub(super) fn read(row: &Row) -> Result<Gate, Error> {
 mod tests {
     use super::*;
     use engine::outcome::Outcome;
+    use std::time::Duration;
 
     #[test]
     fn each_end_has_its_columns() {

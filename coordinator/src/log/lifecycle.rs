@@ -16,6 +16,7 @@ use engine::event::payload::SessionClose;
 use engine::event::{Event, NewEvent};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
+use engine::time::UnixMillis;
 use engine::toolbox::McpTool;
 use std::sync::Arc;
 
@@ -242,7 +243,7 @@ async fn create(c: &mut Connection, new: &NewSession) -> Result<Vec<Arc<Event>>,
         .bind(engine::json::encode(&new.mcp_tools).get())
         .one()
         .await?;
-    let now = row.get("created_at")?;
+    let now = UnixMillis(row.get("created_at")?);
     if let Some(digest) = &new.digest {
         add_client(c, new.id, new.key, &new.declarations, digest, now).await?;
     }
@@ -256,7 +257,7 @@ async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Re
     let reason: String = row.get("closing_reason")?;
     let key = KeyId::read(&row, "closing_by")?;
     let event = NewEvent::of(id, key, &SessionClose { reason });
-    let (head, now) = (row.get("head")?, row.get("closed_at")?);
+    let (head, now) = (row.get("head")?, UnixMillis(row.get("closed_at")?));
     let to = Inserted { session, epoch: None, call: None, first: head, now };
     insert(c, to, &[event], None).await
 }

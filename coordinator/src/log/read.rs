@@ -8,6 +8,7 @@ use engine::event::{Event, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
 use engine::request::{Request, Unreadable};
+use engine::time::UnixMillis;
 use engine::turn::Turn;
 use std::sync::Arc;
 
@@ -209,7 +210,7 @@ fn read_event(session: SessionId, row: &Row) -> Result<(Event, Option<String>), 
         number: row.get::<i64>("number")? as u64,
         session,
         call: CallId::maybe(row, "call")?,
-        created_at: row.get("created_at")?,
+        created_at: UnixMillis(row.get("created_at")?),
         event: NewEvent {
             id: EventId::read(row, "id")?,
             key: KeyId::read(row, "client_key")?,

@@ -5,6 +5,7 @@ pub mod payload;
 use crate::ids::{CallId, EventId, KeyId, SessionId};
 use crate::json::{Raw, encode};
 use crate::request::Request;
+use crate::time::UnixMillis;
 use payload::EventPayload;
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -125,8 +126,8 @@ pub struct Event {
     pub session: SessionId,
     /// The `sendMessage` or `compact` call that produced it, if one did; never shown to clients.
     pub call: Option<CallId>,
-    /// The database's clock, Unix milliseconds.
-    pub created_at: i64,
+    /// By the database's clock.
+    pub created_at: UnixMillis,
     /// The event itself.
     pub event: NewEvent,
 }
@@ -140,16 +141,10 @@ impl Event {
         let _ = write!(
             text,
             r#"{{"id":"{id}","session_id":"{session}","client_key_id":"{key}","event_type":"{kind}","payload":{payload},"created_at":"{}"}}"#,
-            timestamp(self.created_at)
+            self.created_at.rfc3339()
         );
         text
     }
-}
-
-/// RFC 3339 UTC with milliseconds (docs/api.md 1.3) of Unix milliseconds.
-pub fn timestamp(unix_ms: i64) -> String {
-    let time = jiff::Timestamp::from_millisecond(unix_ms).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
-    time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 
 #[cfg(test)]
@@ -161,10 +156,5 @@ mod tests {
         for kind in EventType::ALL {
             assert_eq!(kind.as_str().parse::<EventType>().ok(), Some(*kind));
         }
-    }
-
-    #[test]
-    fn time_has_milliseconds() {
-        assert_eq!(timestamp(1_783_362_370_000), "2026-07-06T18:26:10.000Z");
     }
 }

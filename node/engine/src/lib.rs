@@ -16,6 +16,7 @@ pub mod request;
 pub mod round;
 pub mod rpc;
 pub mod subagent;
+pub mod time;
 pub mod toolbox;
 pub mod tools;
 pub mod turn;

@@ -14,8 +14,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::{ClientKey, Revoked};
-use engine::event::timestamp;
 use engine::ids::{KeyId, ProfileId};
+use engine::time::UnixMillis;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -54,8 +54,8 @@ impl KeyView {
             name: key.name,
             prefix: key.prefix,
             profile_id: key.profile,
-            created_at: timestamp(key.created_at),
-            last_used_at: key.last_used_at.map(timestamp),
+            created_at: key.created_at.rfc3339(),
+            last_used_at: key.last_used_at.map(UnixMillis::rfc3339),
         }
     }
 }
@@ -78,7 +78,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, headers: HeaderMap, body
         key: secret.expose_secret(),
         prefix: &made.prefix,
         profile_id: profile,
-        created_at: timestamp(made.created_at),
+        created_at: made.created_at.rfc3339(),
     };
     let mut response = (StatusCode::CREATED, Json(answer)).into_response();
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -11,7 +11,6 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use coordinator::Error;
 use coordinator::accounts::{Profile, ProfileFields};
-use engine::event::timestamp;
 use engine::ids::ProfileId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -51,8 +50,8 @@ impl ProfileView {
         Self {
             id: profile.id,
             fields: profile.fields,
-            created_at: timestamp(profile.created_at),
-            updated_at: timestamp(profile.updated_at),
+            created_at: profile.created_at.rfc3339(),
+            updated_at: profile.updated_at.rfc3339(),
         }
     }
 }
@@ -104,7 +103,7 @@ pub(super) async fn create(
     let fields = sent(&headers, body).await?;
     let made = app.accounts().create_profile(fields).await.map_err(refused)?;
     tracing::info!(profile.id = %made.id, "profile made");
-    let answer = Made { id: made.id, name: made.fields.name, created_at: timestamp(made.created_at) };
+    let answer = Made { id: made.id, name: made.fields.name, created_at: made.created_at.rfc3339() };
     Ok((StatusCode::CREATED, Json(answer)))
 }
 

@@ -10,8 +10,8 @@ use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::{self, ListedSession};
-use engine::event::timestamp;
 use engine::ids::{ProfileId, SessionId};
+use engine::time::UnixMillis;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ impl SessionView {
             profile_id: session.profile,
             state: session.state.as_str(),
             client_version: session.client_version,
-            created_at: timestamp(session.created_at),
-            closed_at: session.closed_at.map(timestamp),
+            created_at: session.created_at.rfc3339(),
+            closed_at: session.closed_at.map(UnixMillis::rfc3339),
         }
     }
 }

@@ -58,6 +58,7 @@ mod tests {
     use crate::feed::LARGE;
     use engine::event::{Event, EventType, NewEvent, Payload};
     use engine::ids::EventId;
+    use engine::time::UnixMillis;
     use std::sync::Arc;
 
     fn events(sizes: &[usize]) -> Vec<Arc<Event>> {
@@ -65,7 +66,7 @@ mod tests {
             let payload = Payload::Json(engine::json::encode(&"x".repeat(size - 2)));
             let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
             let event = NewEvent { id, key, kind: EventType::ToolResult, payload, from_client: false };
-            Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: 0, event })
+            Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: UnixMillis(0), event })
         };
         (1..).zip(sizes).map(event).collect()
     }

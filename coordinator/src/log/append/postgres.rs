@@ -15,6 +15,7 @@ use engine::event::{Event, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
+use engine::time::UnixMillis;
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
 use std::sync::Arc;
@@ -46,8 +47,8 @@ pub(crate) struct Turn {
 pub(crate) struct Written {
     /// The number of the first event.
     pub first: i64,
-    /// When they were written, by the database's clock, in Unix milliseconds.
-    pub now: i64,
+    /// When they were written, by the database's clock.
+    pub now: UnixMillis,
 }
 
 impl Entry {
@@ -195,7 +196,7 @@ pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<V
         let (i, base): (i64, i64) = (row.try_get("i")?, row.try_get("base")?);
         let place = usize::try_from(i - 1).ok().and_then(|index| written.get_mut(index));
         let place = place.ok_or_else(|| sqlx::Error::Protocol(format!("an append that was not asked for: {i}")))?;
-        *place = Some(Written { first: base + 1, now: row.try_get("now")? });
+        *place = Some(Written { first: base + 1, now: UnixMillis(row.try_get("now")?) });
     }
     Ok(written)
 }

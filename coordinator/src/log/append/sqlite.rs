@@ -12,6 +12,7 @@ use engine::event::{Event, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
+use engine::time::UnixMillis;
 use std::sync::Arc;
 
 /// The statement that moves the head for an append of a turn, with the condition that the gate has to meet.
@@ -75,7 +76,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
     };
     let row = update.optional().await?;
     let Some(row) = row else { return Err(refused(c, append.session, Some(append.epoch)).await?) };
-    let (head, now): (i64, i64) = (row.get("head")?, row.get("now")?);
+    let (head, now): (i64, _) = (row.get("head")?, UnixMillis(row.get("now")?));
     let first = head - append.events.len() as i64 + 1;
     if let Some(open) = &append.open {
         let (idempotency, digest) = open.idempotency.as_ref().map(|(key, digest)| (key, digest.to_vec())).unzip();
@@ -87,7 +88,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
             .bind(digest)
             .bind(&open.traceparent)
             .bind(first)
-            .bind(now)
+            .bind(now.0)
             .execute()
             .await?;
     }
@@ -117,7 +118,7 @@ pub(super) async fn free(
     }
     let row = c.query(&FREE).bind(session.0.as_slice()).bind(events.len() as i64).optional().await?;
     let Some(row) = row else { return Err(refused(c, session, None).await?) };
-    let (head, now): (i64, i64) = (row.get("head")?, row.get("now")?);
+    let (head, now): (i64, _) = (row.get("head")?, UnixMillis(row.get("now")?));
     if let Side::Join { declarations, digest } = side {
         crate::log::clients::add_client(c, session, key, declarations, digest, now).await?;
     }
@@ -138,7 +139,7 @@ pub(in crate::log) struct Inserted {
     pub epoch: Option<Epoch>,
     pub call: Option<CallId>,
     pub first: i64,
-    pub now: i64,
+    pub now: UnixMillis,
 }
 
 impl Inserted {
@@ -176,7 +177,7 @@ pub(in crate::log) async fn insert(
             .bind(event.kind.as_str())
             .bind(event.from_client)
             .bind(payload)
-            .bind(to.now)
+            .bind(to.now.0)
             .execute()
             .await?;
         committed.push(to.committed(number, event.clone()));

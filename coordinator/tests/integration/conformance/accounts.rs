@@ -6,6 +6,7 @@ use coordinator::log::{self, Side};
 use coordinator::{Error, fresh_id};
 use engine::event::EventType;
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
+use engine::time::UnixMillis;
 
 fn digest(byte: u8) -> Digest {
     Digest([byte; 32])
@@ -118,7 +119,7 @@ pub(super) async fn use_is_noted_at_most_once_a_minute(fixture: &Fixture) {
     let back = async |by: i64| fixture.raw(&format!("UPDATE client_keys SET last_used_at = last_used_at - {by}")).await;
     back(30_000).await;
     fixture.accounts.keys_used(vec![made.id]).await.unwrap();
-    assert_eq!(used().await, Some(first - 30_000), "within the minute");
+    assert_eq!(used().await, Some(UnixMillis(first.0 - 30_000)), "within the minute");
     back(30_000).await;
     fixture.accounts.keys_used(vec![made.id]).await.unwrap();
     assert!(used().await.unwrap() >= first, "after it");

@@ -13,6 +13,7 @@ use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
 use engine::round::ToolUse;
+use engine::time::UnixMillis;
 use engine::toolbox::Toolbox;
 use engine::turn::{Action, Context, Opening, Step, Turn};
 use std::collections::BTreeMap;
@@ -409,5 +410,5 @@ impl<'a> World<'a> {
 }
 
 fn committed(number: u64, call: Option<CallId>, event: NewEvent) -> Event {
-    Event { number, session: SessionId([7; 16]), call, created_at: number as i64, event }
+    Event { number, session: SessionId([7; 16]), call, created_at: UnixMillis(number as i64), event }
 }
