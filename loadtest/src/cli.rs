@@ -1,4 +1,4 @@
-//! The command line. Every knob of a run is here, and the report repeats them, so that a figure can be measured again.
+//! The command line. All options of a run are here, and the report repeats those that a figure depends on.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,8 +27,8 @@ pub(crate) enum Command {
 /// What is measured, and how to reach it.
 #[derive(Args)]
 pub(crate) struct Target {
-    /// Address of the server under test (its client port). Several, with commas between, are nodes of one cluster: requests go
-    /// to each in turn.
+    /// Address of the server under test (its client port). Several, with commas between, are nodes of one cluster:
+    /// requests go to each in turn.
     #[arg(long, env = "BAE_URL", default_value = "http://127.0.0.1:8080", value_delimiter = ',')]
     pub url: Vec<String>,
     /// Client key. Its profile must call the built-in provider.

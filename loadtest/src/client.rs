@@ -1,7 +1,7 @@
-//! The session API as a caller sees it, with a clock around each call.
+//! A client of the session API that measures how long each call takes.
 //!
-//! The clock of a call runs from before the request is written to the end of the answer's stream; frames are parsed after it
-//! stopped, so the load generator's own work on long answers is in no figure.
+//! The time of a call begins before the request is written and ends with the stream of the answer. Frames are parsed
+//! after that, so that the work of this program on long answers is not measured.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,22 +18,23 @@ use serde_json::{Value, json};
 use crate::marker::Marker;
 use crate::provider::TOOL;
 
-/// Why a call did not count. The text is the row under which it is reported.
+/// Why a call failed. The report counts failures by the text of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// No connection, or it broke.
+    /// There was no connection, or it broke.
     Connection(String),
-    /// No answer within the limit.
+    /// The answer did not come in time.
     Timeout,
-    /// A refusal before the stream, with its problem type.
+    /// The request was refused with this status and type of problem.
     Status { status: u16, problem: String },
-    /// An error frame.
+    /// The stream contained an error frame.
     Frame { code: i64, message: String },
     /// The stream ended without a terminal frame.
     Cut,
-    /// An answer that is none of this API.
+    /// The answer is not one of this API.
     Unreadable(String),
-    /// The answer did not come from the built-in provider (a provider failure, or a server that calls another one).
+    /// The answer did not come from the built-in provider: a provider call failed, or the server calls another
+    /// provider.
     NotFromProvider,
 }
 
@@ -58,7 +59,7 @@ impl From<reqwest::Error> for Failure {
         if error.is_timeout() {
             return Failure::Timeout;
         }
-        // The innermost cause says it best, and holds no address that would split the counts.
+        // The innermost cause is the clearest, and it contains no address, so that equal failures are counted together.
         let mut cause: &dyn std::error::Error = &error;
         while let Some(source) = cause.source() {
             cause = source;
@@ -72,7 +73,7 @@ impl From<reqwest::Error> for Failure {
 pub(crate) struct Api {
     http: reqwest::Client,
     bases: Vec<String>,
-    /// Which comes next.
+    /// Counts the requests, to choose the next address.
     turn: Arc<AtomicUsize>,
     key: String,
 }
@@ -88,14 +89,14 @@ pub(crate) struct Session {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timing {
     pub whole: Duration,
-    /// Until the first byte of the stream.
+    /// The time until the first byte of the stream.
     pub first: Duration,
     pub stream_bytes: u64,
     pub terminal_bytes: u64,
 }
 
 impl Api {
-    /// Requests go to each of `urls` in turn.
+    /// A client whose requests go to each of `urls` in turn.
     pub(crate) fn new(urls: &[String], key: &str, timeout: Duration) -> anyhow::Result<Api> {
         let bases: Vec<_> = urls.iter().map(|url| format!("{}/api/v1/sessions", url.trim_end_matches('/'))).collect();
         anyhow::ensure!(!bases.is_empty(), "the address of a server is needed: --url");
@@ -127,7 +128,8 @@ impl Api {
 }
 
 impl Session {
-    /// One whole turn: the message, and the client tool's result in every round the provider asks for it.
+    /// Makes one whole turn: sends the message and, in every round in which the provider uses the client's tool, its
+    /// result.
     pub(crate) async fn turn(&self, marker: Marker, message_bytes: usize) -> Result<Timing, Failure> {
         let mut content = Value::String(marker.message(message_bytes));
         let mut total = Timing::default();
@@ -149,7 +151,7 @@ impl Session {
         }
     }
 
-    /// One timed `GET events?limit=1`.
+    /// Makes one `GET events?limit=1` and returns its time.
     pub(crate) async fn first_event(&self) -> Result<Duration, Failure> {
         let url = format!("{}/{}/events?limit=1", self.api.base(), self.id);
         let begin = Instant::now();
@@ -198,7 +200,7 @@ impl Session {
     }
 }
 
-/// A client whose sockets send at once and that keeps one connection per caller.
+/// An HTTP client that sends small packets at once and keeps one connection open for each caller.
 pub(crate) fn http_client(timeout: Duration) -> anyhow::Result<reqwest::Client> {
     reqwest::Client::builder()
         .tcp_nodelay(true)
@@ -210,8 +212,7 @@ pub(crate) fn http_client(timeout: Duration) -> anyhow::Result<reqwest::Client> 
         .context("the HTTP client cannot be set up")
 }
 
-/// The terminal frame of a stream: its size and its result. Only the last line of the whole answer is looked at, after the clock
-/// has stopped, so that no codec parses lines while the call is measured.
+/// The size and the result of the terminal frame, which is the last line of the answer. The other lines are not parsed.
 fn terminal(stream: &[u8]) -> Result<(u64, Box<RawValue>), Failure> {
     let last = stream.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).ok_or(Failure::Cut)?;
     let frame: Frame = parse(last)?;
@@ -291,7 +292,7 @@ struct Block {
 }
 
 impl Block {
-    /// The client's answer, if the block is a call of its tool.
+    /// The tool's result to send, if the block is a use of the client's tool.
     fn result(&self) -> Option<Value> {
         (self.kind == "tool_use" && self.dispatch == "client")
             .then(|| json!({"type": "tool_result", "tool_use_id": self.id, "content": self.input["text"]}))

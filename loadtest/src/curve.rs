@@ -1,7 +1,8 @@
-//! How the own share moves with the number of the turn in its session.
+//! How the server's own share of a turn's time changes with the number of the turn in its session.
 //!
-//! A longer conversation is sent to the provider whole and comes back whole in the terminal answer, so every row also says
-//! how many bytes moved and what moving them costs on this machine without any product; the rest is what must stay level.
+//! The whole conversation is sent to the provider in each turn, and comes back in the terminal frame. So a longer
+//! conversation costs more even without a server: each row says how many bytes were moved and what moving them costs on
+//! this machine. What is left of the own share must not grow.
 
 use serde::Serialize;
 
@@ -9,27 +10,28 @@ use crate::echo::{Echo, Exchange};
 use crate::run::Turn;
 use crate::stats::{Latency, round};
 
-/// Exchanges measured for each size.
+/// How many exchanges are measured for each size.
 const SAMPLES: u32 = 200;
 
-/// Turns `first..=last` of every session.
+/// The figures of the turns from `first_turn` to `last_turn` of every session.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub first_turn: u32,
     pub last_turn: u32,
     pub own_mean_ms: f64,
     pub own_p50_ms: f64,
-    /// Mean size of the terminal frame, of the whole stream, and of the (last) request to the provider.
+    /// The mean size of the terminal frame. The next two are those of the whole stream and of the turn's last request
+    /// to the provider.
     pub terminal_bytes: u64,
     pub stream_bytes: u64,
     pub request_bytes: u64,
-    /// p50 of bare exchanges that move the same bytes: the caller's and the provider's.
+    /// The median time of bare exchanges that move the same bytes: those of the caller and those of the provider.
     pub bare_ms: f64,
-    /// Own p50 less the bare exchanges.
+    /// The median own share without the time of the bare exchanges.
     pub rest_ms: f64,
 }
 
-/// The ranges that are shown for sessions of `turns` turns.
+/// The ranges of turns that get a row each, for sessions of `turns` turns.
 pub(crate) fn ranges(turns: u32) -> Vec<(u32, u32)> {
     let mut ranges = vec![(1, turns.min(10))];
     if turns >= 15 {

@@ -1,7 +1,7 @@
-//! A bare HTTP server on this machine, called by the same client: the floor under every other figure.
+//! A bare HTTP server that the same client calls on the same machine. No server of the API can be faster than it.
 //!
-//! `POST /?answer=N` reads its body and answers N bytes. With it the report says what one exchange costs here, and what
-//! merely moving a turn's bytes costs, without any product.
+//! `POST /?answer=N` reads its body and answers N bytes. The report uses it to say what one exchange costs on this
+//! machine, and what it costs only to move the bytes of a turn.
 
 use std::time::{Duration, Instant};
 
@@ -22,14 +22,14 @@ use crate::stats::Latency;
 const BODY_LIMIT: usize = 1 << 30;
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The running server; stops when dropped.
+/// The running server, which stops when this is dropped.
 pub(crate) struct Echo {
     url: String,
     http: reqwest::Client,
     _stop: DropGuard,
 }
 
-/// What one call carries.
+/// The sizes of a request and its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exchange {
     pub request_bytes: usize,
@@ -60,7 +60,8 @@ impl Echo {
         Ok(Echo { url, http: http_client(CALL_TIMEOUT)?, _stop: stop.drop_guard() })
     }
 
-    /// `callers` at the same time, each with `calls` exchanges one after the other.
+    /// Measures `calls` exchanges of each of `callers`. The callers run at the same time, each one's exchanges one
+    /// after the other.
     pub(crate) async fn measure(&self, callers: u32, calls: u32, exchange: Exchange) -> anyhow::Result<Latency> {
         let mut running = JoinSet::new();
         for _ in 0..callers {
@@ -87,6 +88,6 @@ impl Echo {
 }
 
 async fn answer(Query(asked): Query<Asked>, body: Bytes) -> Bytes {
-    // The usual echo costs nothing beyond the exchange; other sizes need an answer of their own.
+    // An answer of the same size is the body itself, so that nothing is allocated.
     if body.len() == asked.answer { body } else { Bytes::from(vec![b'x'; asked.answer]) }
 }

@@ -1,4 +1,4 @@
-//! `loadtest events`: how long an authenticated read of one event takes.
+//! `loadtest events`: measures how long an authenticated read of one event takes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A small server of the session API for this crate's own tests: one turn is one call of the provider, tools are the
-//! client's, and a session can be told to refuse.
+//! A small server of the session API for this crate's own tests. Each message is one call of the provider, every tool
+//! is the client's, and one turn can be made to fail.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,12 +16,13 @@ pub(crate) const KEY: &str = "bae_test";
 #[derive(Clone)]
 struct Fake {
     provider: String,
-    /// What the model has seen; one conversation is enough here.
+    /// The messages so far. There is one conversation, whatever the session.
     messages: Arc<Mutex<Vec<Value>>>,
     refused_turn: Option<usize>,
 }
 
-/// Serves until the test ends; the turn with this number (from 1) gets an error frame.
+/// Serves until the test ends. The turn with the number `refused_turn`, counted from 1, is answered with an error
+/// frame.
 pub(crate) async fn start(provider: String, refused_turn: Option<usize>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,7 +1,9 @@
-//! `loadtest`: load on any server of the session API, and figures that another run can be held against.
+//! `loadtest` puts load on a server of the session API and reports figures that can be compared with those of another
+//! run.
 //!
-//! Closed loop: each session waits for its answer. A built-in provider of set latency makes the product's own share of a
-//! turn measurable, and a bare echo on the same machine, measured the same way, says what the machine itself takes.
+//! The load is a closed loop: each session sends its next message after the answer to the last one. The model behind
+//! the server is a built-in provider that takes a set time, so that the rest of a turn's time is the server's own. A
+//! bare HTTP echo is measured in the same way and shows what the machine itself needs for an exchange.
 
 mod cli;
 mod client;
@@ -34,7 +36,7 @@ use crate::run::Failures;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // An error means that somebody else in this process was first, which serves as well.
+    // An error means that another provider was installed before, which is as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = Cli::parse();
     let measured = async {
@@ -44,7 +46,8 @@ async fn main() -> ExitCode {
             Command::Echo(options) => echo(options).await,
         }
     };
-    // Ending through here lets a started server be stopped; a second interrupt ends the program at once.
+    // The first interrupt ends the measurement, and dropping it stops a server that it started. A second one ends the
+    // program at once.
     let ended = tokio::select! {
         ended = measured => ended,
         interrupt = tokio::signal::ctrl_c() => Err(interrupt.err().map_or_else(

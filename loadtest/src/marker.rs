@@ -1,7 +1,7 @@
-//! Markers: the text by which the built-in provider and the client recognise one turn.
+//! Markers: texts by which the built-in provider knows which turn a request belongs to.
 //!
-//! A marker is in the message text, so it reaches the provider through any server. The conversation repeats the markers
-//! of earlier turns; the last one in a request is the turn's own, and answers never hold one.
+//! A marker is part of the message, so that it reaches the provider through any server. A request repeats the markers
+//! of earlier turns with the conversation; the last one is that of the turn itself, because answers contain no marker.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -10,26 +10,27 @@ const OPENING: &[u8] = b"[turn ";
 const DIGITS: usize = 16;
 const ROUNDS: usize = 2;
 
-/// The size of a marker in a message.
+/// The size of a marker in bytes.
 pub(crate) const SIZE: usize = OPENING.len() + DIGITS + 1 + ROUNDS + 1;
 
-/// One turn, unique among the runs against a server.
+/// The marker of one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Marker {
+    /// A number that no other turn has, in this run or in others against the same server.
     pub turn: u64,
-    /// Rounds of tools that the provider shall ask for before it answers.
+    /// How many rounds of tools the provider shall ask for before it answers.
     pub rounds: u8,
 }
 
 impl Marker {
-    /// A message of `bytes` that carries the marker at its front; never shorter than the marker.
+    /// A message of `bytes` bytes that begins with the marker. It is never shorter than the marker.
     pub(crate) fn message(self, bytes: usize) -> String {
         let mut text = format!("[turn {:016x}/{:02x}]", self.turn, self.rounds);
         filler(&mut text, bytes);
         text
     }
 
-    /// The last marker in a request body.
+    /// Finds the last marker in the body of a request.
     pub(crate) fn last_in(body: &[u8]) -> Option<Marker> {
         let mut end = body.len();
         while end >= SIZE {
@@ -49,7 +50,8 @@ impl Marker {
     }
 }
 
-/// Lengthens `text` to `bytes` with words, so that it compresses and tokenises like text.
+/// Lengthens `text` to `bytes` bytes with words, so that it behaves like text when it is compressed or split into
+/// tokens.
 pub(crate) fn filler(text: &mut String, bytes: usize) {
     const WORDS: &str = " the quick brown fox jumps over the lazy dog and";
     while text.len() < bytes {
@@ -58,7 +60,7 @@ pub(crate) fn filler(text: &mut String, bytes: usize) {
     }
 }
 
-/// Random numbers for names that must not repeat between runs.
+/// A random number, for names that must differ between runs.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

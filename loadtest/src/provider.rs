@@ -1,8 +1,8 @@
-//! The built-in provider: Anthropic's wire format, a set latency and a set size of answer.
+//! The built-in provider. It has Anthropic's wire format, and takes a set time for answers of a set size.
 //!
-//! It notes how long it had each turn's requests, from the last byte of the request to the answer being handed over. What
-//! a call took beyond that is the product's own share. The clock starts that late on purpose: sending a long conversation
-//! counts as the product's time, so the own share is never flattered.
+//! It measures how long it had the requests of each turn, from the last byte of a request until its answer is ready.
+//! The rest of a turn's time is the server's own share. The time that it takes to send a long conversation to the
+//! provider belongs to that share on purpose, so that the share is never reported as smaller than it is.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,21 +23,21 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::marker::{Marker, filler};
 
-/// The client tool of turns with rounds.
+/// The name of the client tool that the provider uses in turns with rounds.
 pub(crate) const TOOL: &str = "loadtest_echo";
 
 const BODY_LIMIT: usize = 256 << 20;
 
-/// What the provider spent on one turn.
+/// What the provider recorded of one turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     pub time: Duration,
     pub requests: u32,
-    /// Bytes of the turn's last request.
+    /// The size of the turn's last request.
     pub request_bytes: u64,
 }
 
-/// The running provider; stops when dropped.
+/// The running provider, which stops when this is dropped.
 pub(crate) struct Provider {
     ledger: Arc<Ledger>,
     address: SocketAddr,
@@ -81,7 +81,7 @@ impl Provider {
         format!("http://{}", self.address)
     }
 
-    /// Takes what was spent on a turn; `None` when no request of it arrived.
+    /// Removes and returns what was recorded of a turn. `None` if no request of it arrived.
     pub(crate) fn take(&self, marker: Marker) -> Option<Spent> {
         self.ledger.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(&marker.turn)
     }

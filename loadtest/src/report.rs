@@ -1,4 +1,4 @@
-//! Figures of a run, as a table for people and as JSON for programs. Both say the same.
+//! The figures of a run, as a table for people and as JSON for programs. Both contain the same figures.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use crate::stats::{Summary, round};
 pub(crate) struct Report {
     pub command: &'static str,
     pub settings: Settings,
-    /// Name and distribution, in the order of the table.
+    /// The measured times, in the order of the table.
     pub latencies: Vec<Latencies>,
-    /// Values that are one number each.
+    /// The figures that are a single number each.
     pub figures: Vec<Figure>,
     pub failures: Failures,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -61,7 +61,7 @@ impl Figure {
 }
 
 impl Report {
-    /// Writes the JSON where it was asked for, and the tables unless the JSON took standard output.
+    /// Writes the JSON to the file that was asked for, and shows the tables unless the JSON went to standard output.
     pub(crate) fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
         let rendered = || serde_json::to_string_pretty(self).context("the report cannot be written as JSON");
         match json {
@@ -75,7 +75,7 @@ impl Report {
         Ok(())
     }
 
-    /// Whether every call was answered as it should be.
+    /// Whether no call failed.
     pub(crate) fn clean(&self) -> bool {
         self.failures.is_empty()
     }

@@ -1,7 +1,7 @@
-//! One run: provider up, server reached (or started), sessions open, load, everything closed again.
+//! One run: starts the provider, reaches or starts the server, opens the sessions, makes the load, and closes
+//! everything.
 //!
-//! A failed call never stops the run: it is counted under its reason, and its session carries on with the next turn unless the
-//! server closed it.
+//! A failed call does not stop the run. It is counted by its reason, and its session goes on with the next turn.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::marker::{Marker, random};
 use crate::provider::Provider;
 use crate::server::{Server, Stopped};
 
-/// Sessions are opened this many at a time, so that setting up is no load test of its own.
+/// How many sessions are opened at the same time, so that opening them is no load test of its own.
 const OPENING_AT_ONCE: usize = 32;
 
-/// What is set up for a run.
+/// The provider, the server and the client of a run.
 pub(crate) struct Harness {
     pub provider: Arc<Provider>,
     pub server: Option<Server>,
@@ -30,10 +30,10 @@ pub(crate) struct Harness {
 /// One turn that was answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// Its place in its session, from 1.
+    /// Its number in its session, counted from 1.
     pub number: u32,
     pub whole: Duration,
-    /// The whole call less the provider's time.
+    /// The time of the whole turn without the time that the provider took.
     pub own: Duration,
     pub first: Duration,
     pub stream_bytes: u64,
@@ -42,10 +42,10 @@ pub(crate) struct Turn {
     pub provider_requests: u32,
 }
 
-/// Calls that did not count, by reason.
+/// How many calls failed, by reason.
 pub(crate) type Failures = BTreeMap<String, u64>;
 
-/// What a load phase brought.
+/// The turns and failures of a phase of load.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub turns: Vec<Turn>,
@@ -70,7 +70,7 @@ impl Harness {
         Ok(Harness { provider, server, api })
     }
 
-    /// Opens `count` sessions; the first refusal ends the run, since nothing can be measured then.
+    /// Opens `count` sessions. The first refusal ends the run, because nothing can be measured then.
     pub(crate) async fn open(&self, count: u32, rounds: u32) -> anyhow::Result<Vec<Session>> {
         let mut sessions = Vec::new();
         let mut opening = JoinSet::new();
@@ -87,7 +87,7 @@ impl Harness {
         Ok(sessions)
     }
 
-    /// Every session sends `turns` messages, each when the one before is answered.
+    /// Lets every session send `turns` messages, each after the answer to the one before.
     pub(crate) async fn turns(&self, sessions: &[Arc<Session>], turns: u32, model: &Model) -> anyhow::Result<Outcome> {
         let progress = progress(sessions.len() as u64 * u64::from(turns));
         let run = random();
@@ -121,7 +121,7 @@ impl Harness {
         Ok(all)
     }
 
-    /// Closes the sessions (unless they shall stay) and stops a server that this run started.
+    /// Closes the sessions, unless they shall stay open, and stops the server if this run started it.
     pub(crate) async fn tear_down(
         self,
         sessions: Vec<Arc<Session>>,
@@ -152,7 +152,7 @@ async fn turn(
 ) -> Result<Turn, Failure> {
     let timing = session.turn(marker, message_bytes).await?;
     let spent = provider.take(marker).ok_or(Failure::NotFromProvider)?;
-    // A provider that failed the last attempt was asked less often than the turn has rounds.
+    // If the server answered after a failed provider call, the provider got fewer requests than the turn has rounds.
     if spent.requests <= u32::from(marker.rounds) {
         return Err(Failure::NotFromProvider);
     }
@@ -179,7 +179,7 @@ pub(crate) fn add(all: &mut Failures, more: Failures) {
     }
 }
 
-/// A bar on standard error; invisible when that is no terminal.
+/// A progress bar on standard error. It is not shown if that is no terminal.
 pub(crate) fn progress(length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {per_sec} {eta}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());

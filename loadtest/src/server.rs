@@ -1,8 +1,8 @@
-//! A server program of this API, started for one run: an empty data directory, a profile whose provider is the built-in
-//! one, and a client key, made through the admin API like anybody's.
+//! Starts a server program of this API for one run, with an empty data directory. A profile with the built-in provider,
+//! and a client key, are made through the admin API.
 //!
-//! It is stopped the way an operator stops it, so that the size of its database is that of a clean stop, and killed if the
-//! run ends early.
+//! The server is stopped with a signal, as an operator would stop it, so that the size of its database is that after a
+//! clean stop. If the run ends early, it is killed.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -50,7 +50,7 @@ impl Server {
             None => (std::env::temp_dir().join(format!("loadtest-{:016x}", random())), true),
         };
         std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-        // The server runs in its own directory, where relative paths would mean something else.
+        // The server has its own working directory, in which a relative path would name another place.
         let directory = directory.canonicalize()?;
         let program = program.canonicalize().with_context(|| format!("there is no {}", program.display()))?;
         ensure!(
@@ -66,7 +66,7 @@ impl Server {
         let mut command = Command::new(&program);
         command.arg("serve").current_dir(&directory).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // Settings of the caller's shell must not decide what is measured.
+        // Settings in the caller's environment must not change what is measured.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BAE_")) {
             command.env_remove(name);
         }
@@ -109,7 +109,7 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the server and measures its database: the file itself, and what stands beside it (a write-ahead log).
+    /// Stops the server and measures the size of its database with its write-ahead log.
     pub(crate) async fn stop(mut self) -> anyhow::Result<Stopped> {
         let pid = self.child.id().context("the server ended before it was told to")?;
         let signalled = Command::new("kill").arg("-TERM").arg(pid.to_string()).status().await;
@@ -140,7 +140,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.temporary {
-            // Leftovers in the temporary directory harm nobody, and there is no one to tell.
+            // If this fails, files are left in the temporary directory, which does no harm.
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
@@ -161,7 +161,7 @@ fn configuration(provider_url: &str) -> String {
     )
 }
 
-/// A loopback address that is free now; the server binds it a moment later.
+/// A loopback address that is free now. The server binds it later.
 fn free_address() -> anyhow::Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }

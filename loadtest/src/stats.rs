@@ -1,17 +1,17 @@
-//! Distributions of durations: kept exactly enough (three digits, in nanoseconds), reported in milliseconds.
+//! Distributions of times. They are kept in nanoseconds with three significant digits and reported in milliseconds.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// A growing distribution.
+/// A distribution of times, to which times are added.
 #[derive(Clone, Debug)]
 pub(crate) struct Latency {
     nanos: Histogram<u64>,
 }
 
-/// What is reported of a distribution, in milliseconds.
+/// The figures that are reported of a distribution, in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Summary {
     pub count: u64,
@@ -73,7 +73,7 @@ fn milliseconds(nanos: u64) -> f64 {
     round(nanos as f64 / 1e6)
 }
 
-/// Rounds to whole microseconds of a millisecond.
+/// Rounds milliseconds to whole microseconds.
 pub(crate) fn round(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }

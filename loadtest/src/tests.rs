@@ -1,4 +1,4 @@
-//! Whole runs against the fake server.
+//! Tests of whole runs against the server in `fake`.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ async fn requests_go_to_each_node_in_turn() {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let url = fake::start("http://127.0.0.1:1".to_owned(), None).await;
     let nobody = "http://127.0.0.1:1".to_owned();
-    // The first opens the session, the second is asked to register its driver.
+    // The first address opens the session, and the request to register a driver goes to the second one.
     let api = crate::client::Api::new(&[url, nobody], fake::KEY, Duration::from_secs(5)).unwrap();
     let refusal = api.open(0).await.err().unwrap().to_string();
     assert!(refusal.contains("refused"), "{refusal}");

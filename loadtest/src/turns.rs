@@ -1,4 +1,4 @@
-//! `loadtest turns`: whole calls, the product's own share of them, and the rate.
+//! `loadtest turns`: measures whole turns, the server's own share of their time, and the rate.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use crate::report::{Figure, Latencies, Report, Settings};
 use crate::run::{Harness, Turn, add};
 use crate::stats::Latency;
 
-/// Exchanges of the bare echo that stand beside the figures, over all callers.
+/// How many exchanges of the bare echo are measured, over all callers together.
 const ECHO_CALLS: u32 = 2000;
-/// From this length on the curve is always shown.
+/// For sessions with this number of turns or more the curve is always shown.
 const LONG_SESSION: u32 = 100;
 
 pub(crate) async fn measure(options: &Turns) -> anyhow::Result<Report> {
     let Turns { target, model, sessions, turns, curve } = options;
     let harness = Harness::set_up(target, model).await?;
     let open: Vec<_> = harness.open(*sessions, model.rounds).await?.into_iter().map(Arc::new).collect();
-    // Before and after the load: a disk that others use as well shows itself in the difference.
+    // The disk is measured before and after the load: a difference shows that other programs use it too.
     let durable = || harness.server.as_ref().map(|server| durable_writes(server.directory())).transpose();
     let before = durable()?;
     let outcome = harness.turns(&open, *turns, model).await?;
     let after = durable()?;
     let (closing_failures, stopped) = harness.tear_down(open, target).await?;
 
-    // After the server stopped, so that nothing runs beside the bare figures.
+    // The echo is measured after the server was stopped, so that nothing else runs then.
     let echo = Echo::start().await?;
     let exchange = Exchange { request_bytes: model.message_bytes, answer_bytes: model.message_bytes };
     let bare = echo.measure(*sessions, (ECHO_CALLS / sessions).max(20), exchange).await?;

@@ -1,7 +1,7 @@
 //! MCP servers that do as the test says, over streamable HTTP, the older SSE transport, and standard input/output.
 //!
-//! One [`Responder`] answers for all three transports: it holds the tools, a script for the next calls, and a record of what was
-//! called. An unscripted call answers with its arguments as text.
+//! One [`Responder`] answers for all three transports: it holds the tools, a script for the next calls, and a record of
+//! what was called. An unscripted call answers with its arguments as text.
 
 mod transport;
 
@@ -252,6 +252,7 @@ impl Responder {
         let content = |text: &str| json!([{"type": "text", "text": text}]);
         let result = match outcome {
             Outcome::Late(after, text) => {
+                // The tool is slow on purpose; nothing is synchronised by this.
                 tokio::time::sleep(after).await;
                 json!({"content": content(&text)})
             }

@@ -137,6 +137,7 @@ impl Answer {
             Self::Drip => {
                 conn.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
                     .await;
+                // The slowness is what this answer is for; nothing waits for it to pass.
                 while conn.write(b"1\r\n \r\n").await {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }

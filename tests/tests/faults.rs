@@ -1,6 +1,8 @@
-//! Faults that have broken systems like this one (F, D and S numbers are those of the project's list of failures).
+//! Faults that have broken systems like this one. ARCHITECTURE.md, "Failures that have tests", explains the numbers
+//! that begin with F, D and S.
 //!
-//! A step of a turn is reached by a peer that stalls, never by a delay, and is proved by the log's last event.
+//! A test brings a turn to a certain step by letting a provider or tool server hold its answer back, never by waiting
+//! for some time, and checks by the log's last event that the turn is there.
 
 mod chaos;
 mod close;

@@ -1,3 +1,6 @@
+//! Tests of the admin API through its router: authentication, profiles, keys, pages of lists, problems and the
+//! registries.
+
 use super::*;
 use crate::config::{Config, Flags};
 use coordinator::Db;

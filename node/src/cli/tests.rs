@@ -1,3 +1,5 @@
+//! Tests of the command line: each command is understood, and each mistake is reported in one line.
+
 use super::*;
 use clap::CommandFactory;
 

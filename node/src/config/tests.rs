@@ -1,3 +1,6 @@
+//! Tests of the configuration: the order of its sources, defaults, the registries of the file, what is refused with
+//! which message, and that no secret is shown.
+
 use super::*;
 use crate::mcp::Transport;
 use engine::provider::Wire;

@@ -1,4 +1,6 @@
-//! Tests against real servers: HTTP servers in this process, and shell scripts as stdio servers.
+//! Tests of the MCP client against real servers: HTTP servers in this process, and shell scripts as stdio servers.
+//!
+//! Each transport has a module; `http` also has the tests of what all transports have in common.
 
 mod http;
 mod peer;
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Mcp {
-    /// How many connections are live.
+    /// How many connections are open.
     fn live(&self) -> usize {
         self.inner.pool.live()
     }
@@ -39,7 +41,7 @@ fn raw(text: &str) -> Raw {
     engine::json::parse(text).unwrap()
 }
 
-/// Calls a tool with this input and returns the answer's JSON.
+/// Calls a tool with this input, which must succeed, and returns the JSON of its result.
 async fn ok(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str, input: &str) -> serde_json::Value {
     match mcp.call(session, server, tool, &raw(input), None).await {
         CallOutcome::Ok { result, .. } => serde_json::from_str(result.get()).unwrap(),
@@ -47,7 +49,7 @@ async fn ok(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str, in
     }
 }
 
-/// The text of the first block.
+/// Calls a tool and returns the text of the first block of its result.
 async fn text(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &str) -> String {
     ok(mcp, session, server, tool, "{}").await["content"][0]["text"].as_str().unwrap().to_owned()
 }
@@ -59,7 +61,7 @@ async fn failure(mcp: &Mcp, session: SessionId, server: &ServerConfig, tool: &st
     }
 }
 
-/// Waits until the state fulfils a condition; on failure the message shows the last state.
+/// Waits until the state meets a condition. If it does not in time, the message of the failure shows the last state.
 async fn eventually<T: std::fmt::Debug>(what: &str, mut state: impl FnMut() -> T, holds: impl Fn(&T) -> bool) {
     let start = Instant::now();
     loop {

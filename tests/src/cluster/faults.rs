@@ -1,19 +1,19 @@
-//! What is done to the nodes from the database's side.
+//! Faults that the database causes: locked rows, a full disk, refused connections.
 
 use super::{Cluster, admin_sql};
 use crate::client::Session;
 use crate::poll;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 
-/// In the statement that makes a node a session's owner, and in no other.
+/// A part of the statement that makes a node a session's owner. No other statement contains it.
 pub const TAKES: &str = "SET epoch = epoch + 1, takeovers";
 
-/// A session's row, locked until this is dropped or released.
+/// A lock on a session's row, held until this is dropped or released.
 #[derive(Debug)]
 pub struct Lock(PgConnection);
 
 impl Lock {
-    /// Lets others have it.
+    /// Releases the lock.
     pub async fn release(mut self) {
         self.0.execute("COMMIT").await.expect("the end of a transaction");
     }
@@ -30,7 +30,7 @@ impl Cluster {
         Lock(connection)
     }
 
-    /// Waits until exactly so many statements wait for a lock.
+    /// Waits until exactly this number of statements wait for a lock.
     pub async fn waiting_for_lock(&self, number: i64) {
         let count =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -51,7 +51,7 @@ impl Cluster {
         left.expect("a pause")
     }
 
-    /// The disk is full: no event of this type (or of any) can be inserted.
+    /// From now on no event of this type, or of any, can be inserted, as on a full disk.
     pub async fn fill_disk(&self, kind: Option<&str>) {
         let only = kind.map_or_else(String::new, |kind| format!("WHEN (NEW.kind = '{kind}')"));
         let function = "CREATE OR REPLACE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -63,19 +63,20 @@ impl Cluster {
         self.pool.execute(AssertSqlSafe(trigger)).await.expect("a trigger");
     }
 
-    /// There is room again.
+    /// Ends [`Cluster::fill_disk`].
     pub async fn free_disk(&self) {
         self.pool.execute("DROP TRIGGER full_disk ON events").await.expect("the trigger dropped");
     }
 
-    /// No node gets a connection any more, and those that they have end, as after a fail-over to a server that is full.
+    /// Ends the connections of all nodes and refuses new ones, as after a fail-over to a server that has no free
+    /// connections.
     pub async fn refuse_connections(&self) {
         admin_sql(&self.base, &format!("ALTER ROLE {} CONNECTION LIMIT 0", self.role())).await;
         let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'", self.role());
         admin_sql(&self.base, &end).await;
     }
 
-    /// There are connections again.
+    /// Ends [`Cluster::refuse_connections`].
     pub async fn allow_connections(&self) {
         admin_sql(&self.base, &format!("ALTER ROLE {} CONNECTION LIMIT -1", self.role())).await;
     }

@@ -1,4 +1,8 @@
-//! One fault after the other, of every class in turn, each at a moment when running turns are there to be hit.
+//! Causes the faults of nodes and servers, one after the other, in rounds that contain every class once.
+//!
+//! A fault begins only while a turn runs, so that there is something to disturb, and the next one begins only after
+//! every node is ready again. Where this module sleeps, it is for the length of a fault or for a random time between
+//! two faults.
 
 use super::rng::Rng;
 use super::stats::{Class, Stats};
@@ -7,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// Within this every node is ready again.
+/// How long after a fault every node may take to be ready again.
 const RECOVERY: Duration = Duration::from_secs(60);
 
-/// Faults of nodes and servers; clients, providers and tools fail by themselves.
+/// The faults that this module causes. Those of clients, providers and tools are caused by the drivers and the model.
 pub const FAULTS: &[Class] = &[
     Class::Killed,
     Class::Drained,
@@ -31,7 +35,7 @@ pub const FAULTS: &[Class] = &[
     Class::KilledInOutage,
 ];
 
-/// Those that meet every node.
+/// The faults that affect every node.
 const WHOLE: &[Class] = &[
     Class::RedisEmptied,
     Class::RedisGone,
@@ -48,12 +52,12 @@ pub(super) struct Faults<'a> {
     pub cluster: &'a mut Cluster,
     pub rng: Rng,
     pub stats: Arc<Stats>,
-    /// How long Redis stays away at most.
+    /// The longest time for which Redis is stopped.
     pub outage: Duration,
 }
 
 impl Faults<'_> {
-    /// Goes on until `end`, in a random order.
+    /// Causes these faults in a random order until `end`.
     pub(super) async fn run(&mut self, classes: &[Class], end: Instant) {
         loop {
             let mut round = classes.to_vec();
@@ -80,7 +84,7 @@ impl Faults<'_> {
         self.recover(class).await;
     }
 
-    /// From its beginning to its end.
+    /// Causes a fault and ends it.
     async fn strike(&mut self, class: Class, node: usize) {
         let (freeze, hang) = (LEASE + self.rng.millis(500..4000), self.rng.millis(1000..8000));
         let outage = self.rng.millis(500..self.outage.as_millis() as u64);
@@ -148,7 +152,7 @@ impl Faults<'_> {
     async fn kill(&mut self, node: usize) {
         self.stats.trouble(node);
         self.cluster.nodes[node].server.kill9();
-        // Long enough for the others to notice that it is gone.
+        // The node is gone for longer than a lease, so that the other nodes take its sessions over before it comes back.
         sleep(LEASE + self.rng.millis(0..3000)).await;
         self.cluster.nodes[node].start().await;
     }
@@ -160,7 +164,7 @@ impl Faults<'_> {
         self.cluster.nodes[node].server.thaw();
     }
 
-    /// Breaks a node's ways to Redis (true) and the database (false) for a time.
+    /// Breaks a node's connections to Redis (true), to the database (false) or to both for a time.
     async fn break_links(&self, node: usize, mode: Mode, links: &[bool], time: Duration) {
         self.stats.trouble(node);
         let Node { redis, postgres, .. } = &self.cluster.nodes[node];
@@ -184,7 +188,8 @@ impl Faults<'_> {
         let _ = lock.rollback().await;
     }
 
-    /// The node that owns most running turns, how many, and how many run at all; waits until there is one.
+    /// Waits until a turn runs. Returns the node that owns the most running turns, how many it owns, and how many run
+    /// in all.
     async fn target(&self) -> Option<(usize, usize, usize)> {
         let sql = "SELECT 'ses_' || encode(id, 'hex') FROM sessions WHERE phase = 'running' AND state = 'open'";
         for _ in 0..200 {

@@ -1,8 +1,10 @@
-//! A model whose answers follow from the seed and the question: texts, tools of the client's and of a server, mixtures,
-//! truncated and half answers, faults that its fallback does not have; some at once and some after seconds.
+//! A model server whose answers depend only on the seed and the request.
 //!
-//! It keeps what each session asked until the session has been checked, and notices how long a question whose asker is
-//! gone waits for the next.
+//! It answers with texts, with uses of the client's tools, of a server's tools, or of both, with truncated answers, and
+//! with errors. The fallback model never answers with errors. Some answers come at once and some take seconds.
+//!
+//! It keeps the requests of each session until the session has been checked. When a node hangs up before its answer,
+//! the model measures how long it takes until the same request is sent again.
 
 use super::rng::Rng;
 use super::stats::{Class, Stats};
@@ -13,10 +15,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// The requests of one session.
 #[derive(Debug, Default)]
 struct Asked {
     requests: Vec<Request>,
-    /// Questions whose asker hung up: when, and during which fault.
+    /// The bodies of requests whose sender hung up, with the time and the fault during which that happened.
     left: HashMap<Vec<u8>, (Instant, Option<Class>)>,
 }
 
@@ -35,7 +38,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Starts it.
+    /// Starts the server on a free port.
     pub(super) async fn start(seed: u64, stats: Arc<Stats>) -> Self {
         let responder = Arc::new(Responder { seed, stats, sessions: Mutex::default() });
         let shared = responder.clone();
@@ -44,17 +47,17 @@ impl Model {
         Self { responder, serving }
     }
 
-    /// What goes into `base_url`.
+    /// The URL for the `base_url` of a provider.
     pub(super) fn url(&self) -> String {
         format!("http://{}", self.serving.addr)
     }
 
-    /// What a session has asked.
+    /// The requests of a session so far.
     pub(super) fn asked(&self, tag: &str) -> Vec<Request> {
         self.responder.with(tag, |asked| asked.requests.clone())
     }
 
-    /// A session is over and checked.
+    /// Drops the requests of a session that was checked.
     pub(super) fn forget(&self, tag: &str) {
         self.responder.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
     }
@@ -66,13 +69,13 @@ impl Responder {
         look(sessions.entry(tag.to_owned()).or_default())
     }
 
-    /// The session that a question is about, which its first message names as `[s1/…]`.
+    /// The session that a request belongs to. The first message names it as `[s1/…]`.
     fn tag(body: &str) -> String {
         let named = body.find("[s").and_then(|start| Some(&body[start + 1..start + body[start..].find('/')?]));
         named.unwrap_or_default().to_owned()
     }
 
-    /// The answer to a question that is asked for the nth time, and how long it takes.
+    /// The answer to a request that is sent for the nth time, and how long the model takes for it.
     fn decide(&self, body: &str, tag: &str, nth: usize) -> (Duration, Answer) {
         let mut rng = Rng::new(self.seed, &format!("{nth} {body}"));
         let delay = match rng.below(10) {

@@ -1,5 +1,9 @@
-//! The life of one session after the other: two drivers and two observers for a while, now and then a key revoked or the
-//! session closed under them; then it comes to rest, and the checker reads its whole record.
+//! Runs sessions one after the other, each from its opening to its check.
+//!
+//! Two drivers and two observers use a session for some seconds. In some sessions a key is then revoked, or the session
+//! is closed, while a turn runs. In the others the run waits until no turn runs and closes the session. At the end the
+//! checker reads the whole record of the session and compares it with what the drivers, the observers and the model
+//! saw.
 
 use super::driver::{CallOutput, Driver};
 use super::model::Model;
@@ -19,7 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// What every session of the run needs.
+/// What every session of a soak needs.
 #[derive(Debug, Clone)]
 pub(super) struct Context {
     pub seed: u64,
@@ -29,24 +33,28 @@ pub(super) struct Context {
     pub pool: PgPool,
     pub model: Arc<Model>,
     pub stats: Arc<Stats>,
-    /// Within this a request is answered, and a session comes to rest.
+    /// How long a request may take to be answered, and a session to end its last turn.
     pub time_limit: Duration,
+    /// True when no new session shall begin.
     pub over: watch::Receiver<bool>,
 }
 
-/// One session, from its opening to its check.
+/// One session with the tasks that use it.
 struct SessionRun {
     context: Context,
+    /// The name of the session in this run; messages contain it, so that the model knows the session.
     tag: String,
     rng: Rng,
+    /// The session through each of the nodes.
     views: Vec<Session>,
     stop: watch::Sender<bool>,
     drivers: Vec<JoinHandle<Driver>>,
+    /// Each observer, and whether it sees the events of clients too.
     observers: Vec<(bool, JoinHandle<Vec<String>>)>,
 }
 
 impl Context {
-    /// One session after the other until it is over.
+    /// Runs one session after the other until `over`.
     pub(super) async fn run_sessions(self, slot: usize) {
         let mut number = 0;
         let mut keys = vec![self.key().await, self.key().await];
@@ -65,7 +73,7 @@ impl Context {
         }
     }
 
-    /// Asks one node after the other until `request` is answered with this status.
+    /// Sends a request to random nodes until one answers with this status. None when that takes too long.
     async fn insist(&self, path: &str, key: &str, method: &str, body: Option<&Value>, status: u16) -> Option<Value> {
         let end = Instant::now() + self.time_limit;
         let mut rng = Rng::new(self.seed, path);
@@ -79,7 +87,7 @@ impl Context {
             if let Ok(Ok(answer)) = timeout(Duration::from_secs(15), request.send()).await {
                 let seen = answer.status().as_u16();
                 let text = timeout(Duration::from_secs(15), answer.text()).await;
-                // The answer to a DELETE that was lost.
+                // A DELETE whose first answer was lost gets 409 when it is repeated.
                 if seen == status || (method == "DELETE" && seen == 409) {
                     return Some(text.ok()?.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default());
                 }
@@ -138,7 +146,7 @@ impl SessionRun {
         Some(Self { context, tag: tag.to_owned(), rng, views, stop, drivers, observers })
     }
 
-    /// Runs it to its end. Says whether the second key was revoked.
+    /// Runs the session to its end. Returns whether the second key was revoked.
     async fn run(mut self, keys: &[Key]) -> bool {
         let life = self.rng.millis(8_000..30_000);
         let ending = self.rng.below(100);
@@ -150,7 +158,7 @@ impl SessionRun {
             stats.hit(Class::Revoked, 1);
             let path = format!("/admin/v1/keys/{}", keys[1].id);
             revoked = self.context.insist(&path, crate::server::ADMIN_KEY, "DELETE", None, 204).await.is_some();
-            // Its observer's stream ends with it.
+            // The revocation ends the stream of the observer that uses the key.
             self.observers.remove(1).1.abort();
         }
         let closed = (15..40).contains(&ending) && self.wait_running().await;
@@ -196,7 +204,7 @@ impl SessionRun {
         }
     }
 
-    /// Waits until nothing runs, then checks what must hold of a session at rest alone.
+    /// Waits until no turn runs, then checks the rules that hold only for a session in which no turn runs.
     async fn rest(&self) {
         let end = Instant::now() + self.context.time_limit;
         loop {
@@ -233,7 +241,7 @@ impl SessionRun {
                 all.push(Violation { rule: Rule::Pairs, what: format!("{what}: {}", request.text()) });
             }
         }
-        // An abandoned pause and a failed attempt are said so, too; no turn fails as a whole.
+        // An abandoned pause and a failed attempt also record `session.error`. Any other one means that a turn failed.
         let harmless = ["driver_turn_abandoned", "provider_call_failed"];
         for event in log.events.iter().filter(|event| event.kind == "session.error") {
             if !harmless.iter().any(|reason| event.payload["reason"] == *reason) {
@@ -244,7 +252,7 @@ impl SessionRun {
         all
     }
 
-    /// The session is closed: its record is whole, and its observers have seen all of it.
+    /// After the session was closed: checks its record, and that its observers saw all of it.
     async fn end(&mut self, drivers: &[Driver]) {
         let stats = &self.context.stats;
         let mut streams = Vec::new();
@@ -262,7 +270,8 @@ impl SessionRun {
         };
         stats.violated(&self.tag, self.check(&log, drivers));
         for (clients, seen) in streams {
-            // What is replayed comes whole in either case, what is live does not.
+            // A replay contains the events of clients in any case. Live, an observer gets them only if it asked for
+            // them.
             let hidden = |id: &String| log.events.iter().any(|event| event.from_client && event.id == *id);
             let seen: Vec<String> = seen.into_iter().filter(|id| clients || !hidden(id)).collect();
             let wanted = log.events.iter().skip(1).filter(|event| clients || !event.from_client);
@@ -286,7 +295,8 @@ impl SessionRun {
     }
 }
 
-/// A call's stream is a slice of its events, and its result is all of them.
+/// Compares what a caller got with the log: its result must list all events of the call, and its stream must have
+/// brought those that no client sent.
 fn compare_call(log: &Log, shown: &CallOutput) -> Vec<Violation> {
     let message = log.events.iter().find(|event| label_of(event).as_deref() == Some(&shown.label));
     let Some(message) = message else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! Kills at random moments under load; afterwards the log is checked for what must hold.
+//! The server is killed at random moments under load. Afterwards the logs are checked.
 
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use tests::mcp::{Kind, Mcp};
 use tests::poll::{DEADLINE, until};
 use tests::provider::Answer;
 
-/// Sends until an answer has come, as a client with retries does: the same key each time.
+/// Sends a message with the same idempotency key until it is answered, as a client with retries does.
 async fn insist(session: &Session, key: &str) -> Value {
     until(DEADLINE * 2, "an answer in the end", async || {
         let params = json!({"message": {"content": key}, "idempotency_key": key});
@@ -29,14 +29,14 @@ async fn insist(session: &Session, key: &str) -> Value {
     .await
 }
 
-/// I3, I5: every acknowledged answer is in the log, every call ran once, however often the server died.
+/// I3, I5: every answer that a client got is in the log, and every call ran once, however often the server was killed.
 #[tokio::test]
 async fn kills_under_load() {
     const SESSIONS: usize = 4;
     const CALLS: usize = 12;
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
     let mut fixture = Plan::default().mcp(&mcp).env("BAE_MAX_TURN_ITERATIONS", "100").start().await;
-    // Every third provider answer wants a tool, whoever asks.
+    // Every third answer of the provider uses a tool, in whatever session.
     for number in 0..200 {
         fixture.provider.push(match number % 3 {
             0 => Answer::tools(&[(&format!("tu_{number}"), "ls", json!({"n": number}))]),
@@ -71,7 +71,8 @@ async fn kills_under_load() {
         let mut kills = 0;
         let mut seen = 0;
         while !finished.load(Ordering::Relaxed) {
-            // Some progress between kills, then a random moment.
+            // Kills only after some progress since the last one. The sleep makes the moment random; nothing waits for
+            // it.
             let progress = done.load(Ordering::Relaxed);
             tokio::time::sleep(Duration::from_millis(rng.u64(..40))).await;
             if progress >= seen + 4 && kills < 8 {
@@ -100,7 +101,7 @@ async fn kills_under_load() {
     assert_all_paired(&fixture.provider);
 }
 
-/// Many unfinished turns at once are all carried on after a restart, with nobody connected.
+/// After a restart many unfinished turns are carried on at the same time, although no client is connected.
 #[tokio::test]
 async fn everything_unfinished_is_carried_on() {
     let mut fixture = tests::fixture::Fixture::start().await;

@@ -1,4 +1,4 @@
-//! D7, S6: the end of a session in the middle of everything.
+//! D7, S6: a session is closed, or a key is revoked, while calls run and wait.
 
 use serde_json::json;
 use tests::client::{of_type, types};
@@ -49,7 +49,7 @@ async fn during_a_tool_call() {
     session.delete().await.expect(200);
     assert_eq!(running.finish().await.error(), (-32000, "session is closed, not open".to_owned()));
     assert_eq!(session.types().await.last().unwrap(), "session.close");
-    // The session's MCP process is gone too.
+    // The session's MCP process ends too.
     tests::poll::until(tests::poll::DEADLINE, "the MCP process's end", async || match children() {
         0 => Ok(()),
         count => Err(count),
@@ -72,7 +72,7 @@ async fn during_a_pause() {
     assert_eq!(session.types().await.last().unwrap(), "session.close");
 }
 
-/// Two deletes at once: one closes, the other conflicts.
+/// Of two DELETEs at the same time one closes the session and the other is answered with a conflict.
 #[tokio::test]
 async fn twice_at_once() {
     let fixture = Fixture::start().await;
@@ -86,7 +86,7 @@ async fn twice_at_once() {
     }
 }
 
-/// Revoking a key in the middle of its turn: the turn ends in the log unseen, the streams and queued calls end at once.
+/// A key is revoked while its turn runs: its streams and queued calls end at once, and the turn still ends in the log.
 #[tokio::test]
 async fn revoked_in_a_turn() {
     let fixture = Fixture::start().await;
@@ -111,7 +111,7 @@ async fn revoked_in_a_turn() {
     assert_eq!(of_type(&events, "server.message.send").len(), 2);
 }
 
-/// A revoked owner's pause counts as expired.
+/// A pause counts as expired when the key of its owner is revoked.
 #[tokio::test]
 async fn revoked_in_a_pause() {
     let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
@@ -129,8 +129,8 @@ async fn revoked_in_a_pause() {
     tests::history::assert_all_paired(&fixture.provider);
 }
 
-/// S6: stopping what runs takes seconds, and the server dies in between, with a queued call, a local report and a second
-/// DELETE arriving meanwhile.
+/// S6: stopping the running turn takes seconds. Meanwhile a queued call, a report and a second DELETE arrive, and then
+/// the server is killed.
 #[tokio::test]
 async fn killed_while_closing() {
     let mcp = Mcp::start("files", Kind::StubbornStdio, &["ls"]).await;
@@ -159,7 +159,7 @@ async fn killed_while_closing() {
         if database.is_closing(&session.id).await { Ok(()) } else { Err(session.types().await) }
     })
     .await;
-    // From here on everybody is told that it is closed.
+    // From here on every request is told that the session is closed.
     let closed = (-32000, "session is closed, not open".to_owned());
     assert_eq!(running.finish().await.error(), closed);
     assert_eq!(queued.finish().await.error(), closed);

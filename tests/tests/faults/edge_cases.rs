@@ -7,7 +7,7 @@ use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp};
 use tests::provider::{Answer, Stop};
 
-/// The owner of a pause is the client key, not the connection or the session key it came with.
+/// The owner of a pause is the client key, not the connection or the session key with which the call came.
 #[tokio::test]
 async fn the_owner_answers_with_another_session_key() {
     let fixture = Fixture::start().await;
@@ -19,7 +19,7 @@ async fn the_owner_answers_with_another_session_key() {
     assert_all_paired(&fixture.provider);
 }
 
-/// Another driver's tool results wait like any message of his, and then answer nothing.
+/// Tool results that another driver sends wait like any of its messages, and then answer no tool use.
 #[tokio::test]
 async fn a_strangers_results() {
     let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
@@ -38,7 +38,7 @@ async fn a_strangers_results() {
     assert_all_paired(&fixture.provider);
 }
 
-/// An update of the tools reaches the next provider call of a running turn, never the one in flight.
+/// An update of the tools applies to the next provider call of a running turn, never to the one that is running.
 #[tokio::test]
 async fn tools_updated_in_a_turn() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -58,7 +58,7 @@ async fn tools_updated_in_a_turn() {
     assert_eq!(names(1), ["weather", "ls"]);
 }
 
-/// A compaction with nothing to compact, and two in a row.
+/// A compaction of a session without messages, and two compactions in a row.
 #[tokio::test]
 async fn compacting_little() {
     let fixture = Fixture::start().await;
@@ -72,7 +72,7 @@ async fn compacting_little() {
     assert_all_paired(&fixture.provider);
 }
 
-/// A pause is not a completed turn: nothing is compacted in it, however many tokens it took.
+/// A paused turn is not completed, so that no automatic compaction begins, however many tokens the turn took.
 #[tokio::test]
 async fn no_compaction_in_a_pause() {
     let fixture = Fixture::start().await;
@@ -84,7 +84,7 @@ async fn no_compaction_in_a_pause() {
     assert!(of_type(&session.events().await, "session.compaction.started").is_empty());
 }
 
-/// A failed turn is not compacted either.
+/// No automatic compaction begins after a failed turn either.
 #[tokio::test]
 async fn no_compaction_after_a_failure() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -97,7 +97,8 @@ async fn no_compaction_after_a_failure() {
     assert!(of_type(&session.events().await, "session.compaction.started").is_empty());
 }
 
-/// Idempotency keys over a pause: each call has its own outcome, and keeps it.
+/// The call that led to a pause and the call that answered it have idempotency keys of their own, and each keeps its
+/// outcome.
 #[tokio::test]
 async fn resending_both_halves_of_a_pause() {
     let mut fixture = Fixture::start().await;
@@ -106,7 +107,7 @@ async fn resending_both_halves_of_a_pause() {
     let asked = session.start_once("time?", "ask").await.finish().await;
     let result = json!([{"type": "tool_result", "tool_use_id": "tu_1", "content": "now"}]);
     let params = json!({"message": {"content": result}, "idempotency_key": "answer"});
-    // A resend of the first half does not disturb the pause.
+    // Sending the first call again does not disturb the pause.
     assert_eq!(session.start_once("time?", "ask").await.finish().await.result(), asked.result());
     let answered = session.rpc("session.sendMessage", params.clone()).await;
     assert_eq!(answered.text(), "ok");
@@ -117,7 +118,7 @@ async fn resending_both_halves_of_a_pause() {
     assert_eq!(fixture.provider.requests().len(), 2);
 }
 
-/// The stop reason says one thing, the blocks another: the blocks count.
+/// Where the stop reason and the content blocks of an answer contradict each other, the blocks decide.
 #[tokio::test]
 async fn contradictory_answers() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -133,7 +134,7 @@ async fn contradictory_answers() {
     assert_all_paired(&fixture.provider);
 }
 
-/// An answer that uses one id twice cannot be answered by pairs; whatever becomes of it, later requests are sound.
+/// An answer that uses one tool use id twice cannot get one result for each. Later requests are valid all the same.
 #[tokio::test]
 async fn one_id_twice_in_an_answer() {
     let fixture = Fixture::start().await;
@@ -150,7 +151,7 @@ async fn one_id_twice_in_an_answer() {
     assert_all_paired(&fixture.provider);
 }
 
-/// A database that another program keeps locked for a while: writers wait for it.
+/// While another program keeps the database locked, writes wait.
 #[tokio::test]
 async fn a_locked_database() {
     let fixture = Fixture::start().await;
@@ -164,7 +165,7 @@ async fn a_locked_database() {
     assert_eq!(turn.finish().await.text(), "ok");
 }
 
-/// A request whose sender dies in the middle of the body has no effect.
+/// A request whose connection breaks in the middle of its body has no effect.
 #[tokio::test]
 async fn half_a_body() {
     use tokio::io::AsyncWriteExt;
@@ -193,7 +194,7 @@ async fn half_a_body() {
     assert_eq!(said, ["whole"]);
 }
 
-/// More than one page of events, read in pages of every size.
+/// A log of more than one page, read in pages of different sizes.
 #[tokio::test]
 async fn pages_of_every_size() {
     let fixture = Fixture::start().await;
@@ -229,8 +230,8 @@ async fn pages_of_every_size() {
     }
 }
 
-/// Client libraries keep connections open: whatever was answered before, early refusals included, the next request on the
-/// same connection works.
+/// After any answer, even a refusal before the body was read, the next request on the same connection works. Client
+/// libraries depend on that, because they keep connections open.
 #[tokio::test]
 async fn connections_are_used_again() {
     let fixture = Fixture::start().await;

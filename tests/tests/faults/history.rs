@@ -1,4 +1,4 @@
-//! F14: whatever happens between a tool use and its result, the next request pairs every use with exactly one result.
+//! F14: in the next request to the provider every tool use has exactly one result, whatever happened in between.
 
 use serde_json::json;
 use tests::client::of_type;
@@ -7,7 +7,8 @@ use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::{Answer, Provider};
 
-/// Everything in one conversation: a crash in a tool, a timeout, a disconnect, a fallback, compactions, a plain message.
+/// One conversation with a crash during a tool call, a timeout, a client that leaves, a fallback, compactions and a
+/// plain message instead of tool results.
 #[tokio::test]
 async fn one_thing_after_another() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -17,7 +18,7 @@ async fn one_thing_after_another() {
     let session = fixture.driver().await;
     let second = fixture.second(&session).await;
 
-    // A crash between a tool's request and its response, in a mixed round.
+    // The server crashes between a tool's request and its response, in a round that has a client tool as well.
     fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({})), ("tu_2", "clock", json!({}))]));
     let mut held = mcp.hold(Outcome::Text("lost".to_owned()));
     let turn = session.start_send("crash").await;
@@ -25,18 +26,18 @@ async fn one_thing_after_another() {
     fixture.server.crash().await;
     drop(turn);
     session.until_last("server.message.send").await;
-    // Its pause runs out; the next driver's turn goes to the fallback, which wants a tool too.
+    // The pause expires. The turn of the second driver goes to the fallback, whose answer uses tools too.
     fixture.provider.push(Answer::status(400));
     spare.push(Answer::tools(&[("tu_3", "clock", json!({})), ("tu_4", "ls", json!({}))]));
     second.send("reclaim").await;
-    // Given up by a plain message, cut while the provider is asked.
+    // A plain message gives the pause up, and its client leaves while the provider is asked.
     let mut held = fixture.provider.hold(Answer::tools(&[("tu_5", "clock", json!({}))]));
     let turn = second.start_send("plain").await;
     held.arrived().await;
     drop(turn);
     held.release();
     second.until_last("server.message.send").await;
-    // Its pause runs out under a compaction, and the conversation goes on after it.
+    // The pause expires while compactions are asked for, and the conversation goes on after one was made.
     tests::poll::until(tests::poll::DEADLINE, "the pause's expiry", async || {
         let outcome = session.rpc("session.compact", json!({})).await;
         if outcome.frames.len() == 1 { Err(outcome) } else { Ok(()) }
@@ -51,7 +52,7 @@ async fn one_thing_after_another() {
     assert_eq!(of_type(&events, "tool.result").len(), 6, "every call is paired in the log too");
 }
 
-/// A tool use that was cut off by the output budget is never answered, and no later request is spoilt by it.
+/// A tool use that the output limit cut off is never answered, and later requests are valid all the same.
 #[tokio::test]
 async fn a_truncated_tool_use() {
     let fixture = Fixture::start().await;
@@ -64,7 +65,7 @@ async fn a_truncated_tool_use() {
     assert_all_paired(&fixture.provider);
 }
 
-/// Two uses of one id, and an id that was used before.
+/// An answer has two tool uses with the same id, and another one uses an id that was used before.
 #[tokio::test]
 async fn ids_that_repeat() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -81,7 +82,7 @@ async fn ids_that_repeat() {
     assert!(fixture.provider.last().to_string().contains("now"));
 }
 
-/// D12: a tool declared by name alone carries no nulls, and unknown extra fields of a tool are not forwarded.
+/// D12: a tool that was declared by its name alone is sent without nulls, and unknown fields of a tool are not sent.
 #[tokio::test]
 async fn tool_declarations_upstream() {
     let fixture = Fixture::start().await;

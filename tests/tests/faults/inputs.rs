@@ -1,4 +1,4 @@
-//! F15: content that breaks databases, parsers and pipes.
+//! F15: content that breaks careless databases, parsers and pipes.
 
 use serde_json::{Value, json};
 use tests::client::Session;
@@ -6,7 +6,7 @@ use tests::fixture::{Fixture, Plan};
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
 
-/// Sends content exactly as written, and reads lines that a parser may refuse.
+/// Sends content exactly as it is written. Returns the lines of the answer as text, because a parser might refuse them.
 async fn send_raw(session: &Session, content: &str) -> Vec<String> {
     let body = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"session.sendMessage","params":{{"message":{{"role":"user","content":{content}}}}}}}"#
@@ -40,7 +40,8 @@ async fn json_is_passed_on_byte_for_byte() {
     assert_eq!(log.matches(content).count(), 3, "the message and two requests: {log}");
 }
 
-/// Half a surrogate pair, which some languages' JSON writers produce: passed on as it came, or refused; never a broken log.
+/// Half a surrogate pair, which the JSON writers of some languages produce, is passed on as it came or refused. It
+/// never makes a log unreadable.
 #[tokio::test]
 async fn half_a_surrogate_pair() {
     let fixture = Fixture::start().await;
@@ -54,7 +55,7 @@ async fn half_a_surrogate_pair() {
     fixture.server_lives().await;
 }
 
-/// The same for what comes back: tool inputs and answers.
+/// The same holds for what a model sends: answers and the inputs of tools.
 #[tokio::test]
 async fn answers_are_passed_on_byte_for_byte() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -95,7 +96,8 @@ async fn a_megabyte_in_one_line() {
     assert_eq!(session.events().await.last().unwrap()["payload"]["content"][0]["text"], json!(line));
 }
 
-/// Nesting that overflows careless parsers is an error or passes through, and the server lives.
+/// JSON that is nested deeply enough to overflow the stack of a careless parser is refused or passed on, and the server
+/// keeps running.
 #[tokio::test]
 async fn deep_nesting() {
     let fixture = Fixture::start().await;
@@ -103,14 +105,14 @@ async fn deep_nesting() {
         let nested = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         let session = fixture.driver().await;
         succeeded(&send_raw(&session, &format!(r#"[{{"type":"text","text":"x","deep":{nested}}}]"#)).await);
-        // As a member that nobody looks at.
+        // The nesting is in a member that the server does not know.
         let envelope = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"session.registerDriver","deep":{nested}}}"#);
         succeeded(&session.raw(envelope).await.lines().await);
         let request = fixture.api.request("POST", "/api/v1/sessions").header("content-type", "application/json");
         let request = request.header("authorization", format!("Bearer {}", fixture.key.secret));
         let reply = fixture.api.send(request.body(format!(r#"{{"client_version":"1","deep":{nested}}}"#))).await;
         assert!([201, 400].contains(&reply.status), "{reply:?}");
-        // From a provider.
+        // The nesting comes from a provider.
         let answer = format!(r#"{{"content":[{{"type":"x","deep":{nested}}}],"stop_reason":"end_turn"}}"#);
         fixture.provider.push(Answer::raw(&answer));
         let session = fixture.driver().await;
@@ -120,7 +122,8 @@ async fn deep_nesting() {
     }
 }
 
-/// Bytes that are no UTF-8 are refused from a client, and replaced visibly or refused from a peer; never a failed append.
+/// Bytes that are not UTF-8 are refused if a client sends them. If a provider or tool server sends them, they are
+/// replaced visibly or refused. They never make an append fail.
 #[tokio::test]
 async fn invalid_utf8() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -146,12 +149,12 @@ async fn invalid_utf8() {
     fixture.provider.push(Answer::Raw { status: 200, headers: Vec::new(), body: answer });
     let outcome = session.send("a provider").await;
     assert!(outcome.result()["message"]["content"].is_array());
-    // Error bodies are logged too, whatever they are.
+    // The bodies of errors are recorded too, whatever they contain.
     fixture.provider.push(Answer::Raw { status: 400, headers: Vec::new(), body: b"\xffnot\0json".to_vec() });
     fixture.driver().await.send("an error").await.result();
 }
 
-/// Tool results of every shape that MCP allows, and some that it does not.
+/// Tool results in every form that MCP allows, and in some that it does not allow.
 #[tokio::test]
 async fn tool_results_of_every_shape() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -183,7 +186,7 @@ async fn tool_results_of_every_shape() {
     tests::history::assert_all_paired(&fixture.provider);
 }
 
-/// Envelopes and bodies with bytes changed, doubled, dropped and swapped: each gets one well-formed answer.
+/// Requests with bytes changed, doubled, dropped and swapped: each gets one well-formed answer.
 #[tokio::test]
 async fn mutated_requests() {
     let fixture = Fixture::start().await;
@@ -225,7 +228,8 @@ async fn mutated_requests() {
         let body = mutate(seeds[round % seeds.len()]);
         let shown = String::from_utf8_lossy(&body).into_owned();
         let frames = session.raw(body).await.finish().await.frames;
-        // A lost `id` makes a notification of it; a method turned into `session.subscribe` is out of reach of three edits.
+        // A request without `id` is a notification and gets no frame. Three changed bytes cannot turn a method into
+        // `session.subscribe`, whose answer would have more frames.
         assert!(frames.len() <= 1, "{shown}: {frames:?}");
         if round % 4 == 0 {
             let body = mutate(bodies[round % bodies.len()]);

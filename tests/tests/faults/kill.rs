@@ -1,4 +1,4 @@
-//! F3, F4, D8, S12: the process killed at every step of a turn, and started again on the same data.
+//! F3, F4, D8, S12: the process is killed at every step of a turn and started again with the same data.
 
 use serde_json::{Value, json};
 use tests::client::{Session, of_type, types};
@@ -11,7 +11,7 @@ fn last(types: &[String]) -> &str {
     types.last().map_or("", String::as_str)
 }
 
-/// The log's end, read from the database, which needs no server.
+/// The type of the log's last event, read from the database while no server runs.
 async fn last_recorded(fixture: &Fixture, session: &Session) -> String {
     last(&fixture.database().await.types(&session.id).await).to_owned()
 }
@@ -28,7 +28,7 @@ async fn before_the_message_is_recorded() {
     let mut held = fixture.provider.hold(Answer::text("first"));
     let running = session.start_send("first").await;
     held.arrived().await;
-    // Accepted and waiting: the log does not know of it.
+    // The second call is accepted and waits, so it is not in the log.
     let second = fixture.second(&session).await;
     let mut waiting = second.start_send("second").await;
     assert!(waiting.is_silent());
@@ -36,7 +36,7 @@ async fn before_the_message_is_recorded() {
     assert_eq!(last_recorded(&fixture, &session).await, "session.driver.register");
     fixture.server.restart().await;
     drop((running, waiting));
-    // The turn that was running ends by itself; the one that was not recorded never runs.
+    // The turn that was running is carried on without a client. The call that was not recorded never runs.
     session.until_last("server.message.send").await;
     serves_the_next(&second).await;
     let events = session.events().await;
@@ -55,7 +55,7 @@ async fn during_the_provider_call() {
     fixture.server.kill9();
     assert_eq!(last_recorded(&fixture, &session).await, "provider.request");
     fixture.server.restart().await;
-    // I6: with no client waiting; under the request that is already recorded.
+    // I6: the turn ends although no client waits, and the request that is recorded is sent again.
     let events = session.until_last("server.message.send").await;
     assert_eq!(
         types(&events)[2..],
@@ -81,7 +81,7 @@ async fn between_a_tools_request_and_response() {
         assert_eq!(last_recorded(&fixture, &session).await, "mcp.request", "{kind:?}");
         fixture.server.restart().await;
         let events = session.until_last("server.message.send").await;
-        // The outcome of the first is unknown, so it is not run again; the second had not begun.
+        // The outcome of the first tool is unknown, so it is not run again. The second had not begun, so it runs.
         let calls: Vec<Value> = mcp.calls().iter().map(|call| call["arguments"]["n"].clone()).collect();
         assert_eq!(calls, [1, 2], "{kind:?}");
         let responses = of_type(&events, "mcp.response");
@@ -99,7 +99,7 @@ async fn between_a_tools_request_and_response() {
     }
 }
 
-/// The answer is in the log, an automatic compaction holds the terminal frame back.
+/// The answer is in the log, but the terminal frame waits for an automatic compaction.
 #[tokio::test]
 async fn after_the_answer_before_the_terminal_frame() {
     let mut fixture = Fixture::start().await;
@@ -139,7 +139,8 @@ async fn during_a_manual_compaction() {
     assert_all_paired(&fixture.provider);
 }
 
-/// D8: a mixed pause survives: the server's own results, the MCP tools, the owner, and the deadline.
+/// D8: a pause of a round with tools of both kinds survives a restart: the results of the server's tools, the MCP
+/// tools, the pause's owner and its deadline.
 #[tokio::test]
 async fn while_a_mixed_turn_is_paused() {
     let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
@@ -162,7 +163,7 @@ async fn while_a_mixed_turn_is_paused() {
     assert_all_paired(&fixture.provider);
 }
 
-/// An expired pause, with a restart in between: the deadline is stored.
+/// A pause expires although the server was restarted meanwhile, because its deadline is stored.
 #[tokio::test]
 async fn while_a_pause_runs_out() {
     let mut fixture = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
@@ -177,7 +178,7 @@ async fn while_a_pause_runs_out() {
     assert_all_paired(&fixture.provider);
 }
 
-/// F4: what a takeover produces belongs to the interrupted call, and the next call's result to the next call.
+/// F4: what a takeover produces belongs to the interrupted call, and the next call has a result of its own.
 #[tokio::test]
 async fn output_belongs_to_its_own_turn() {
     let mut fixture = Fixture::start().await;
@@ -203,7 +204,7 @@ async fn output_belongs_to_its_own_turn() {
     assert!(!shared);
 }
 
-/// S12: five takeovers without progress, then the turn ends with an error.
+/// S12: after five takeovers without progress the turn ends with an error.
 #[tokio::test]
 async fn a_turn_that_kills_its_server() {
     let mut fixture = Fixture::start().await;
@@ -226,12 +227,12 @@ async fn a_turn_that_kills_its_server() {
     t.frames(&outcome);
     assert_eq!(outcome.result()["message"]["content"].as_array().unwrap().len(), 1);
     crate::golden::golden("turn_recovery_failed", t);
-    // Another session of the same server is unharmed.
+    // Another session of the same server still works.
     drop(helds);
     assert_eq!(fixture.driver().await.send("hello").await.text(), "deadly");
 }
 
-/// F5: a turn of many rounds that makes progress outlives any number of restarts.
+/// F5: a turn of many rounds that makes progress between restarts is completed, however many there are.
 #[tokio::test]
 async fn progress_resets_the_count() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -243,7 +244,7 @@ async fn progress_resets_the_count() {
     for round in 0..7 {
         held.arrived().await;
         fixture.server.kill9();
-        // The request comes again and is answered; the next round's waits.
+        // After the restart the same request is sent again and is answered. The request of the next round is held back.
         fixture.provider.push(answer(round));
         held = fixture.provider.hold(answer(round + 1));
         fixture.server.restart().await;
@@ -258,7 +259,7 @@ async fn progress_resets_the_count() {
     assert_all_paired(&fixture.provider);
 }
 
-/// F6: SIGTERM lets a running turn finish within the grace, and takes nothing new.
+/// F6: after SIGTERM a running turn can finish within `BAE_SHUTDOWN_TIMEOUT`, and no new call is accepted.
 #[tokio::test]
 async fn a_drain_lets_turns_finish() {
     let mut fixture = Plan::default().env("BAE_SHUTDOWN_TIMEOUT", "15").start().await;
@@ -277,7 +278,7 @@ async fn a_drain_lets_turns_finish() {
     serves_the_next(&session).await;
 }
 
-/// A turn that outlasts the grace is given up on purpose and carried on by the next start.
+/// A turn that takes longer than `BAE_SHUTDOWN_TIMEOUT` is given up and carried on after the next start.
 #[tokio::test]
 async fn a_drain_hands_the_rest_over() {
     let mut fixture = Plan::default().env("BAE_SHUTDOWN_TIMEOUT", "1").start().await;

@@ -6,7 +6,7 @@ use tests::fixture::{Fixture, Plan};
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
 
-/// One round that calls `ls`; whether its result was an error.
+/// Runs a turn whose answer uses the tool `ls`. Returns whether the tool's result was an error.
 async fn round(fixture: &Fixture, session: &tests::client::Session) -> bool {
     fixture.provider.push(Answer::tools(&[("tu_1", "ls", json!({}))]));
     let outcome = session.send("go").await;
@@ -32,7 +32,7 @@ async fn an_error_result_and_then_it_works_again() {
             Outcome::Garbage(b"this is no JSON".to_vec()),
             Outcome::HangUp,
         ] {
-            // Stdio and SSE cannot tell which call a line of garbage would have answered: the peer then hangs up.
+            // Over stdio and SSE a line of garbage cannot be matched to a call, so the tool server hangs up after it.
             let shown = format!("{kind:?} {outcome:?}");
             if kind != Kind::Http && matches!(outcome, Outcome::Garbage(_)) {
                 continue;
@@ -45,7 +45,7 @@ async fn an_error_result_and_then_it_works_again() {
     }
 }
 
-/// It dies between calls, refuses for a while, comes back.
+/// A server dies between two calls, refuses connections for a while, and comes back.
 #[tokio::test]
 async fn it_dies_between_calls() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
@@ -61,7 +61,8 @@ async fn it_dies_between_calls() {
     }
 }
 
-/// HTTP 404 for the session: a new one is made; the call, which did not run, is repeated or fails visibly.
+/// A server answers that it does not know the MCP session (HTTP 404). A new one is made, and the call, which did not
+/// run, is repeated or fails visibly.
 #[tokio::test]
 async fn it_forgets_the_session() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -74,7 +75,7 @@ async fn it_forgets_the_session() {
     assert_eq!(mcp.opened(), 2);
 }
 
-/// A takeover offers the same tools, even when the server behind them is down or has changed.
+/// After a takeover the model is offered the same tools, even if their server is down or has changed.
 #[tokio::test]
 async fn the_tools_stay_the_sessions() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -94,7 +95,7 @@ async fn the_tools_stay_the_sessions() {
     assert_eq!(fixture.provider.last()["tools"], tools);
 }
 
-/// A server that cannot be reached when the session is created is skipped; the session is made.
+/// A session is created although one of its tool servers cannot be reached; that server's tools are missing.
 #[tokio::test]
 async fn it_is_down_at_the_start() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {
@@ -107,7 +108,7 @@ async fn it_is_down_at_the_start() {
     }
 }
 
-/// It hangs: an error result within the set time, the turn goes on, and the next call works.
+/// A tool that hangs gets an error result after the configured time, the turn goes on, and the next call works.
 #[tokio::test]
 async fn it_hangs() {
     for kind in [Kind::Http, Kind::Sse, Kind::Stdio] {

@@ -6,7 +6,7 @@ use tests::fixture::{Fixture, Plan};
 use tests::history::assert_all_paired;
 use tests::provider::{Answer, Provider};
 
-/// Answers that are no answers: each attempt is in the log, the fallback takes over, the session lives.
+/// After an invalid answer the failed attempt is in the log, the fallback is asked, and the session stays usable.
 #[tokio::test]
 async fn useless_answers_fall_back() {
     let spare = Provider::start().await;
@@ -44,7 +44,7 @@ async fn useless_answers_fall_back() {
     assert_all_paired(&spare);
 }
 
-/// Odd but valid answers are the model's answers.
+/// Unusual but valid answers are accepted.
 #[tokio::test]
 async fn odd_answers_are_answers() {
     let fixture = Fixture::start().await;
@@ -61,14 +61,14 @@ async fn odd_answers_are_answers() {
     assert_eq!(fixture.provider.last()["messages"][1]["content"], odd, "and goes back as it came");
     fixture.provider.push(Answer::text("cut o").truncated());
     assert_eq!(session.send("long").await.text(), "cut o");
-    // Nothing at all: the turn ends, and later requests stay valid.
+    // An answer without any content ends the turn, and later requests are valid.
     fixture.provider.push(Answer::blocks(json!([])));
     session.send("empty").await.result();
     assert_eq!(session.send("next").await.text(), "ok");
     assert_all_paired(&fixture.provider);
 }
 
-/// A provider that cannot be reached at all.
+/// A provider cannot be reached.
 #[tokio::test]
 async fn nobody_listens() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -87,7 +87,7 @@ async fn nobody_listens() {
     assert!(!response.to_string().contains("token-dead"), "{response}");
 }
 
-/// The server's log holds no secrets and no content.
+/// The log output of the server contains no secrets and no content of messages.
 #[tokio::test]
 async fn nothing_leaks_into_the_log_file() {
     let fixture = Plan::default().env("BAE_LOG", "debug").start().await;

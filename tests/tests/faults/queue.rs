@@ -1,4 +1,5 @@
-//! The gate: order, silence, pauses with others waiting (D5, D6, S7, S9, S13, F7).
+//! The queue of a session: the order of calls, what waiting callers get, and pauses while others wait (D5, D6, S7, S9,
+//! S13, F7).
 
 use serde_json::json;
 use tests::client::{of_type, types};
@@ -20,7 +21,7 @@ async fn calls_are_served_in_order_and_wait_in_silence() {
         let client = if number % 2 == 0 { &session } else { &second };
         waiting.push(client.start_send(number.to_string()).await);
     }
-    // Something else happens and is answered meanwhile; no byte of the waiting ones comes.
+    // Another request is answered meanwhile, and the waiting callers get no byte.
     session.rpc("session.reportLocalSandbox", json!({"state": "running", "image": "x"})).await.result();
     assert!(waiting.iter_mut().all(tests::client::Frames::is_silent));
     held.release();
@@ -52,7 +53,7 @@ async fn a_waiting_client_leaves() {
     assert_all_paired(&fixture.provider);
 }
 
-/// D6: a queued caller is woken by the pause's deadline itself, with nobody else calling.
+/// D6: a queued call runs when the pause before it expires, although no other request comes.
 #[tokio::test]
 async fn the_deadline_wakes_the_next() {
     let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
@@ -65,7 +66,7 @@ async fn the_deadline_wakes_the_next() {
     let after = session.start_send("and the owner's plain one, which waited before the pause began").await;
     held.release();
     running.finish().await;
-    // While a turn is paused its owner's messages go first, so this one gives the pause up.
+    // While a turn is paused, its owner's messages go first, so this one gives the pause up.
     assert_eq!(after.finish().await.text(), "ok");
     assert_eq!(next.finish().await.text(), "ok");
 
@@ -77,7 +78,7 @@ async fn the_deadline_wakes_the_next() {
     assert_all_paired(&fixture.provider);
 }
 
-/// S7: the caller that would have reclaimed an expired pause has left; the owner's answer is still taken.
+/// S7: the only caller that waited for a pause to expire has left, so the owner's answer is still accepted afterwards.
 #[tokio::test]
 async fn an_expired_pause_is_not_retired_for_nobody() {
     let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
@@ -94,7 +95,7 @@ async fn an_expired_pause_is_not_retired_for_nobody() {
     assert_eq!(session.said().await.len(), 2);
 }
 
-/// S9: a client leaves in the moment its call is claimed: never recorded, or run to its end.
+/// S9: a client leaves just when its call is claimed. The call is then either not recorded or run to its end.
 #[tokio::test]
 async fn leaving_in_the_moment_of_the_claim() {
     let fixture = Fixture::start().await;
@@ -121,7 +122,8 @@ async fn leaving_in_the_moment_of_the_claim() {
     assert_all_paired(&fixture.provider);
 }
 
-/// S13: a pause is reached while compacts and messages wait: the compacts are answered at once, the messages wait on.
+/// S13: a turn pauses while compactions and messages wait. The compactions are refused at once, the messages go on
+/// waiting.
 #[tokio::test]
 async fn a_pause_answers_waiting_compacts() {
     let fixture = Plan::default().env("BAE_TURN_TIMEOUT", "600").start().await;
@@ -183,7 +185,7 @@ async fn compactions_take_their_place_in_the_queue() {
     );
 }
 
-/// F7: reports, joins and registrations go on beside a turn and never stop or enter it.
+/// F7: reports, joins and registrations work while a turn runs, and do not disturb it.
 #[tokio::test]
 async fn others_write_beside_a_turn() {
     let fixture = Fixture::start().await;
@@ -217,7 +219,7 @@ async fn others_write_beside_a_turn() {
     assert_eq!(of_type(&events, "session.join").len(), 4);
 }
 
-/// I8: a session's queue is bounded; the one too many is told so at once, the others keep their places.
+/// I8: a session's queue is bounded. The call that is too many is refused at once, and the others keep their places.
 #[tokio::test]
 async fn a_full_queue() {
     let fixture = Plan::default().env("BAE_MAX_QUEUED_CALLS", "3").start().await;

@@ -1,5 +1,6 @@
-//! Random operations: two drivers that send, pause, answer, give up, compact, report and hang up, and a server that dies
-//! now and then. Afterwards the log must be sound, every tool call paired, and the session must serve both.
+//! Two drivers send, pause, answer, give up, compact, report and hang up at random, while the server is killed now and
+//! then. Afterwards the log must be valid, every tool call must have its result, and the session must serve both
+//! drivers.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use tests::mcp::{Kind, Mcp, Outcome};
 use tests::poll::{DEADLINE, until};
 use tests::provider::Answer;
 
-/// Answers of every kind but final failures, which would end the session.
+/// A random answer of any kind except final failures, which would end the session.
 fn answer(rng: &mut Rng, number: usize) -> Answer {
     let id = |part: &str| format!("tu_{number}{part}");
     match rng.u64(..10) {
@@ -29,7 +30,7 @@ fn answer(rng: &mut Rng, number: usize) -> Answer {
     }
 }
 
-/// Posts a call and stays for at most `time_limit`; whatever comes of it is fine. Returns the last line.
+/// Sends a call and waits for its answer for at most `time_limit`. Any outcome is accepted. Returns the last line.
 async fn call(session: &Session, method: &str, params: Value, time_limit: Duration) -> Option<Value> {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
     let whole = async {
@@ -38,7 +39,7 @@ async fn call(session: &Session, method: &str, params: Value, time_limit: Durati
             let request = request.header("authorization", format!("Bearer {}", session.key)).body(body.clone());
             match request.send().await {
                 Ok(answer) => return answer.text().await.ok(),
-                // Nobody listens: the server is being started again.
+                // The server is being restarted, so the request is sent again, until `time_limit` has passed.
                 Err(error) if error.is_connect() => tokio::time::sleep(Duration::from_millis(10)).await,
                 Err(_) => return None,
             }
@@ -55,7 +56,7 @@ fn asked(last: Option<&Value>) -> Vec<Value> {
     ours.map(|block| json!({"type": "tool_result", "tool_use_id": block["id"], "content": "done"})).collect()
 }
 
-/// What one driver does: sixty random calls.
+/// Makes sixty random calls as one driver.
 async fn drive(session: &Session, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let mut open: Vec<Value> = Vec::new();
@@ -110,6 +111,7 @@ async fn random_operations(seed: u64) {
     });
     let mut kills = 0;
     while !drivers.is_finished() {
+        // The sleep makes the moment of the kill random; nothing waits for it.
         tokio::time::sleep(Duration::from_millis(100 + rng.u64(..600))).await;
         if kills < 8 {
             fixture.server.crash().await;
@@ -121,7 +123,7 @@ async fn random_operations(seed: u64) {
     check_both_served(&fixture, &first, &second).await;
 }
 
-/// Both are served again, and nothing is left over.
+/// Checks that both drivers are served again and that every call and every tool use in the log has its end.
 async fn check_both_served(fixture: &Fixture, first: &Session, second: &Session) {
     let state = fixture.admin.state(&first.id).await;
     if state == "open" {
@@ -129,7 +131,7 @@ async fn check_both_served(fixture: &Fixture, first: &Session, second: &Session)
             until(DEADLINE, "an ordinary message's answer", async || {
                 let params = json!({"message": {"content": "settle"}});
                 let last = call(session, "session.sendMessage", params, DEADLINE).await;
-                // A model that asks for a tool once more is stopped by the next plain message.
+                // If the model uses a tool once more, the next plain message gives that up.
                 match (last.as_ref().and_then(|last| last.get("result")), asked(last.as_ref()).is_empty()) {
                     (Some(_), true) => Ok(()),
                     _ => Err(last),
@@ -139,7 +141,8 @@ async fn check_both_served(fixture: &Fixture, first: &Session, second: &Session)
         }
     }
     let events = first.events().await;
-    // Only a continuation that came for another pause than the one it was meant for may have ended the session.
+    // The session may have ended only because a driver's tool results met another pause than the one they were meant
+    // for.
     let last = events.last().unwrap();
     let merge = last["payload"]["reason"] == "tool_result_merge_invalid";
     assert!(state == "open" || merge, "{state}: {last}\n{:?}", types(&events));
@@ -157,7 +160,7 @@ async fn check_both_served(fixture: &Fixture, first: &Session, second: &Session)
     assert_eq!(of_type(&events, "mcp.request").len(), of_type(&events, "mcp.response").len());
 }
 
-/// The same, ended in the middle by DELETE, now and then with a kill close by.
+/// The same, but the session is closed by DELETE meanwhile, in some runs with a kill at about the same time.
 async fn ended(seed: u64) {
     let mcp = Mcp::start("files", Kind::Stdio, &["ls"]).await;
     let mut fixture = Plan::default().mcp(&mcp).env("BAE_TURN_TIMEOUT", "1").start().await;
@@ -172,6 +175,7 @@ async fn ended(seed: u64) {
     let drivers = tokio::spawn(async move {
         tokio::join!(drive(&one, seed ^ 1), drive(&two, seed ^ 2));
     });
+    // The two sleeps here make the moments of the DELETE and of the kill random; nothing waits for them.
     tokio::time::sleep(Duration::from_millis(rng.u64(..400))).await;
     let request =
         first.api().request("DELETE", &first.path("")).header("authorization", format!("Bearer {}", first.key));

@@ -42,7 +42,8 @@ async fn after_the_turn_and_over_a_restart() {
     assert_eq!((session.said().await.len(), fixture.provider.requests().len()), (1, 2));
 }
 
-/// S5: the call still waits, its first client is gone: it keeps its place and answers the resend.
+/// S5: a call still waits and its first client has left. The call keeps its place, and the client that sent it again
+/// gets the answer.
 #[tokio::test]
 async fn while_the_call_waits() {
     let fixture = Fixture::start().await;
@@ -63,7 +64,7 @@ async fn while_the_call_waits() {
     assert_eq!(session.said().await, ["first", "second", "third"]);
 }
 
-/// When the last of its clients has left, a waiting call is dropped, and may be made anew.
+/// A waiting call is dropped when the last of its clients has left, and can be made again.
 #[tokio::test]
 async fn when_nobody_waits_any_more() {
     let fixture = Fixture::start().await;
@@ -83,7 +84,7 @@ async fn when_nobody_waits_any_more() {
     assert_eq!(session.said().await, ["first", "third", "second"]);
 }
 
-/// A call's outcome stays to be had, whatever became of the session since.
+/// The outcome of a call can be fetched later, whatever has become of the session since.
 #[tokio::test]
 async fn after_the_sessions_end() {
     let fixture = Fixture::start().await;

@@ -1,5 +1,5 @@
-//! F23: a database that refuses to write, at every step of a turn: nothing half-written, nobody else disturbed, and recovery
-//! without a restart.
+//! F23: the database refuses to write at every step of a turn. Nothing is half written, no other session is disturbed,
+//! and the server recovers without a restart.
 
 use serde_json::{Value, json};
 use tests::client::{Session, of_type, types};
@@ -15,7 +15,8 @@ async fn with_tool_server() -> (Mcp, Fixture) {
     (mcp, fixture)
 }
 
-/// The session serves again, or has failed in the log's words; its history is sound either way.
+/// Checks that the session serves messages again or has a recorded failure, and that its history is valid in both
+/// cases.
 async fn recovers(fixture: &Fixture, session: &Session, what: &str) {
     let state = fixture.admin.state(&session.id).await;
     if state == "open" {
@@ -34,8 +35,9 @@ async fn recovers(fixture: &Fixture, session: &Session, what: &str) {
     assert_all_paired(&fixture.provider);
 }
 
-/// Each kind of event that a turn of one tool round writes is refused until undone. That the refusal was met is what the
-/// server's own log says: from outside, a refused append is just one that has not come yet.
+/// Inserts of one type of event are refused for a while, for each type that a turn with one tool round writes. The
+/// server's own log output shows that an append was refused: to a client it only looks as if the append had not been
+/// made yet.
 #[tokio::test]
 async fn refused_at_every_step() {
     let (_mcp, fixture) = with_tool_server().await;
@@ -61,15 +63,15 @@ async fn refused_at_every_step() {
         .await;
         let stuck = session.types().await;
         assert!(!stuck.iter().any(|written| written == kind), "{kind}: {stuck:?}");
-        // Nobody else is disturbed by it.
+        // Other sessions are not disturbed.
         let report = json!({"state": "running", "image": "x"});
         assert_eq!(other.rpc("session.reportLocalSandbox", report).await.result()["reported"], true, "{kind}");
         fault.undo().await;
-        // The caller learns the outcome: the turn went on, or an internal error.
+        // The caller is answered: with the turn's result, or with an internal error.
         let end = within("the caller's terminal frame", turn.finish()).await;
         let last = end.frames.last().unwrap_or_else(|| panic!("{kind}: no terminal frame"));
         assert!(last.get("result").is_some() || end.error() == (-32603, "Internal error".to_owned()), "{kind}: {last}");
-        // What was begun ends, with nobody asking for it.
+        // The turn that was begun ends without another request.
         let ended = |events: &[Value]| {
             let sent = of_type(events, "client.message.send").len();
             let answered = of_type(events, "server.message.send").len();
@@ -77,14 +79,14 @@ async fn refused_at_every_step() {
         };
         session.until(&format!("the end of the turn refused at {kind}"), ended).await;
         recovers(&fixture, &session, kind).await;
-        // The script may have answers left when the turn never came that far.
+        // If the turn did not get that far, some of the provider's answers were not used.
         while fixture.provider.left() > 0 {
             fixture.driver().await.send("drain").await;
         }
     }
 }
 
-/// A refused opening, join, registration and close each leave things as they were.
+/// When an opening, a join, a registration or a close is refused, nothing has changed.
 #[tokio::test]
 async fn refused_outside_a_turn() {
     let (_mcp, fixture) = with_tool_server().await;
@@ -107,7 +109,7 @@ async fn refused_outside_a_turn() {
     let fault = fixture.fail_inserts("session.close").await;
     session.delete().await.problem(500, "internal");
     fault.undo().await;
-    // The close that was begun is finished, or can be asked for again.
+    // The close that was begun is finished by the server, or can be requested again.
     until(DEADLINE, "the session's close", async || {
         session.delete().await;
         let types = session.types().await;

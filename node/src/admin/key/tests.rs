@@ -1,3 +1,6 @@
+//! Tests of how the admin key comes about: it is made at the first start, kept, given by a setting, or rotated, and its
+//! file is never overwritten by accident.
+
 use super::*;
 use crate::config::Flags;
 use coordinator::Db;

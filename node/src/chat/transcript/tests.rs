@@ -1,4 +1,4 @@
-//! How logs read.
+//! Tests of how the events of a session are shown to a person.
 
 use serde_json::json;
 

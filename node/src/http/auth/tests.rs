@@ -1,3 +1,6 @@
+//! Tests of authentication: how tokens are read from headers, who is let in, what is remembered for a second, and when
+//! a revocation takes effect.
+
 use super::*;
 use crate::secret::visible_prefix;
 use coordinator::Db;

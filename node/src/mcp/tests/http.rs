@@ -1,4 +1,4 @@
-//! Streamable HTTP, and what all transports have in common.
+//! Tests of the streamable HTTP transport, and of what all transports have in common.
 
 use super::peer::{Answers, Peer};
 use super::*;
@@ -11,7 +11,7 @@ async fn lists_all_pages_and_calls() {
     assert_eq!(names(&offered), [("files", "echo"), ("files", "fail"), ("files", "third")]);
     assert_eq!(offered[0].description.as_deref(), Some("does echo"));
     assert!(offered[0].input_schema.get().contains("9007199254740993"), "{}", offered[0].input_schema);
-    // As it is stored with the session.
+    // The form in which the tools are stored with a session keeps the schemas unchanged.
     let stored: Vec<McpTool> = serde_json::from_str(&serde_json::to_string(&offered).unwrap()).unwrap();
     assert_eq!(stored[2].input_schema.get(), offered[2].input_schema.get());
 
@@ -48,7 +48,7 @@ async fn answers_that_are_errors() {
     assert_eq!(failure(&mcp, session(1), &server, "nothing").await, "server 'files': Unknown tool");
     let outcome = mcp.call(session(1), &server, "echo", &raw("[1]"), None).await;
     assert!(matches!(&outcome, CallOutcome::Failed { error } if error.contains("not a JSON object")), "{outcome:?}");
-    // Content of an unknown kind is an answer; a result of another method is not.
+    // Content of an unknown kind is accepted, the result of another method is not.
     assert_eq!(ok(&mcp, session(1), &server, "odd", "{}").await["content"][0]["type"], "hologram");
     assert_eq!(Peer::count(&peer.initialized), 1, "a refusal ends no connection");
     let error = failure(&mcp, session(1), &server, "other").await;
@@ -144,7 +144,7 @@ async fn the_longest_idle_connection_makes_room() {
     assert_eq!(Peer::count(&peer.initialized), 3, "the one used last stays");
     eventually("the end of the evicted one", || Peer::count(&peer.deleted), |deleted| *deleted == 1).await;
 
-    // What is in use makes no room.
+    // A connection that is in use is not closed to make room.
     let called = Peer::count(&peer.called);
     let (one, three) = (raw("{}"), raw("{}"));
     let busy = async {

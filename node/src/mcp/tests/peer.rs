@@ -1,4 +1,4 @@
-//! MCP servers for tests: what one answers, and the two HTTP transports around it.
+//! A small MCP server for tests, which answers over both HTTP transports.
 
 use super::super::{ServerConfig, Transport};
 use axum::Router;
@@ -15,31 +15,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// A server, its counters and its sessions.
+/// A running server with its sessions and the counts of what it was asked.
 #[derive(Default)]
 pub(super) struct Peer {
     pub(super) port: u16,
     pub(super) initialized: AtomicUsize,
     pub(super) listed: AtomicUsize,
     pub(super) called: AtomicUsize,
-    /// Requests that the client gave up.
+    /// How many requests the client gave up.
     pub(super) abandoned: Arc<AtomicUsize>,
-    /// Sessions that the client ended.
+    /// How many sessions the client ended.
     pub(super) deleted: AtomicUsize,
-    /// Event streams of the older transport, by session; removing one ends its stream.
+    /// The event streams of the older transport by session. Removing one ends it.
     pub(super) streams: Mutex<HashMap<String, UnboundedSender<String>>>,
     pub(super) sessions: Mutex<HashSet<String>>,
     pub(super) headers: Mutex<Vec<HeaderMap>>,
     pub(super) answers: Answers,
 }
 
-/// What it does beside what servers do.
+/// In what a server differs from the usual one.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Names of the tools it offers beside its own.
+    /// The names of more tools to offer.
     pub(super) extra: Vec<String>,
     pub(super) silent_initialize: bool,
-    /// Answers to POSTs are event streams.
+    /// Whether POST requests are answered with event streams.
     pub(super) stream: bool,
     pub(super) endpoint: Option<String>,
 }
@@ -63,7 +63,7 @@ impl Peer {
             .route("/moved", any(|| async { (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, "/mcp")]) }))
             .route("/away", any(away))
             .with_state(peer.clone());
-        // Ends with the runtime of the test.
+        // The task ends with the runtime of the test.
         tokio::spawn(async move { axum::serve(listener, app).await });
         peer
     }
@@ -186,7 +186,7 @@ async fn streamable(State(peer): Shared, method: Method, headers: HeaderMap, bod
 }
 
 async fn away(State(peer): Shared) -> impl IntoResponse {
-    // The same server under another name is another origin.
+    // The same server under another host name counts as another origin.
     (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, format!("http://localhost:{}/mcp", peer.port))])
 }
 

@@ -1,4 +1,4 @@
-//! The older HTTP+SSE transport.
+//! Tests of the older transport, HTTP with server-sent events.
 
 use super::peer::{Answers, Peer};
 use super::*;
@@ -34,7 +34,7 @@ async fn the_end_of_the_stream_fails_the_call_and_the_next_reconnects() {
     let (error, ()) = tokio::join!(failure(&mcp, session(1), &server, "hang"), end);
     assert!(error.contains("its event stream ended") && error.contains("may have run"), "{error}");
     text(&mcp, session(1), &server, "echo").await;
-    // It also reconnects when the stream has ended in between.
+    // The client also reconnects if the stream ended between two calls.
     peer.streams.lock().unwrap().clear();
     eventually("the death to be noticed", || mcp.live(), |live| *live == 0).await;
     text(&mcp, session(1), &server, "echo").await;

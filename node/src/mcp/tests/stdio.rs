@@ -1,9 +1,10 @@
-//! Servers that are child processes.
+//! Tests of servers that are child processes.
 
 use super::*;
 use std::collections::BTreeMap;
 
-/// Answers line by line. `pids` names the server and a child of its own that it leaves behind.
+/// A server as a shell script, which answers line by line. Its tool `pids` returns the process ids of the server and of
+/// a child process that the server does not end.
 const SCRIPT: &str = r#"
 sleep 1000 &
 left=$!
@@ -37,7 +38,7 @@ async fn pids(mcp: &Mcp, session: SessionId, server: &ServerConfig) -> Vec<Strin
     text(mcp, session, server, "pids").await.split(' ').map(str::to_owned).collect()
 }
 
-/// Those that run; what waits to be reaped does not.
+/// Those of these processes that run. A zombie does not count.
 fn running(pids: &[String]) -> Vec<String> {
     let runs = |pid: &&String| {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
@@ -60,7 +61,7 @@ async fn lists_and_calls_one_process() {
 #[tokio::test]
 async fn the_environment_is_what_is_configured() {
     let mcp = mcp(settings());
-    // The test's own process has a HOME or not; the child has none, because the settings do not name it.
+    // Even if the test's own process has a HOME, the child has none, because the settings do not name it.
     let seen = text(&mcp, session(1), &server(&[("GREETING", "${HI}")]), "env").await;
     assert_eq!(seen, "${HI} none none");
     mcp.shutdown().await;
@@ -68,7 +69,7 @@ async fn the_environment_is_what_is_configured() {
 
 #[tokio::test]
 async fn closing_ends_the_whole_group() {
-    // One that leaves when its input closes, and one that ignores that and SIGTERM.
+    // The first server ends when its input is closed. The second ignores that, and SIGTERM too.
     for env in [&[][..], &[("STAY", "1")][..]] {
         let mcp = mcp(Settings { close_grace: Duration::from_millis(100), ..settings() });
         let (server, other) = (server(env), session(2));
