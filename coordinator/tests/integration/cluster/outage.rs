@@ -64,7 +64,7 @@ async fn a_restarted_redis_changes_no_order() {
 
 /// Two nodes meet in a new fixture: nobody takes a session with an open turn before its owner could say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_takes_an_open_turn_in_a_new_world() {
+async fn nobody_takes_an_unfinished_turn_after_a_new_server_run() {
     let mut test = TestCluster::alone(2).await;
     test.flush().await;
     test.nodes[1].cluster.ensure_owner(test.session).await;

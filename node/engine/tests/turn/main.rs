@@ -4,6 +4,7 @@
 
 mod compactions;
 mod fields;
+mod fixture;
 mod order;
 mod peers;
 mod plan;
@@ -11,9 +12,9 @@ mod read;
 mod requests;
 mod script;
 mod takeover;
-mod world;
 
 use engine::event::Event;
+use fixture::{Fixture, run};
 use order::Seen;
 use plan::{Plan, Stops};
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -21,7 +22,6 @@ use script::Script;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Write;
-use world::{World, run};
 
 /// What must have happened at least once over all scripts.
 const EVERYTHING: &[&str] = &[
@@ -77,13 +77,13 @@ fn lines<'a>(log: impl IntoIterator<Item = &'a Event>) -> Vec<String> {
 }
 
 fn looked_at(script: &Script, plan: Plan, seen: &RefCell<Seen>) -> (Vec<String>, Vec<usize>, usize) {
-    let look = |world: &World<'_>| {
-        let checked = order::check(world);
+    let look = |fixture: &Fixture<'_>| {
+        let checked = order::check(fixture);
         let mut seen = seen.borrow_mut();
         for (what, times) in checked.0 {
             seen.add(what, times);
         }
-        (lines(&world.log), world.tool_appends.clone(), world.appends)
+        (lines(&fixture.log), fixture.tool_appends.clone(), fixture.appends)
     };
     run(script, plan, look)
 }
@@ -98,7 +98,7 @@ fn holds(script: &Script, seen: &RefCell<Seen>) {
                 continue;
             }
             let again = Plan { stops, newest, takeovers: 4, looks: false, ..plan };
-            let carried_on = run(script, again, |world| lines(&world.log));
+            let carried_on = run(script, again, |fixture| lines(&fixture.log));
             assert_eq!(carried_on, whole, "another log after {stops:?}, newest {newest}");
             seen.borrow_mut().add("logs carried on", 1);
         }

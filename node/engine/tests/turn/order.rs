@@ -2,11 +2,11 @@
 //! fallbacks, caps and what each call ends with. Compactions are in `compactions`.
 
 use crate::fields;
+use crate::fixture::Fixture;
 use crate::plan::{Call, Row};
 use crate::read::{Fields, array, blocks};
 use crate::requests::block;
 use crate::script::Fit;
-use crate::world::World;
 use engine::event::{Event, EventType};
 use engine::gate::{GateAfter, GateFound};
 use engine::ids::KeyId;
@@ -114,37 +114,37 @@ impl<'a> Reader<'a> {
 }
 
 /// Checks a whole session.
-pub(crate) fn check(world: &World<'_>) -> Seen {
+pub(crate) fn check(fixture: &Fixture<'_>) -> Seen {
     let mut state = State::default();
-    for (i, event) in world.log.iter().enumerate() {
+    for (i, event) in fixture.log.iter().enumerate() {
         assert_eq!(event.number, i as u64 + 1);
         if event.call.is_some() {
             fields::check(event);
         }
     }
     let mut after = GateAfter::Free;
-    for call in &world.calls {
-        let events: Vec<&Event> = world.log.iter().filter(|e| e.call == Some(call.id)).collect();
+    for call in &fixture.calls {
+        let events: Vec<&Event> = fixture.log.iter().filter(|e| e.call == Some(call.id)).collect();
         let reader = Reader {
             events: &events,
             at: 0,
             call,
-            max_rounds: world.script.max_rounds,
-            providers: world.script.wires.len(),
-            compaction: &world.script.compaction,
-            log: &world.log,
+            max_rounds: fixture.script.max_rounds,
+            providers: fixture.script.wires.len(),
+            compaction: &fixture.script.compaction,
+            log: &fixture.log,
         };
         assert_ne!(after, GateAfter::Failed, "a call after the session failed");
         after = one(reader, &mut state).unwrap_or(after);
     }
     let row = match after {
-        GateAfter::Free => matches!(world.row, Row::Idle),
-        GateAfter::Paused(_) => matches!(world.row, Row::Paused(_)),
-        GateAfter::Failed => matches!(world.row, Row::Error),
+        GateAfter::Free => matches!(fixture.row, Row::Idle),
+        GateAfter::Paused(_) => matches!(fixture.row, Row::Paused(_)),
+        GateAfter::Failed => matches!(fixture.row, Row::Error),
     };
-    assert!(row, "the row says {:?} after {after:?}", world.row);
-    state.seen.add("lost tools", world.lost);
-    state.seen.add("compacts answered at once", world.in_progress);
+    assert!(row, "the row says {:?} after {after:?}", fixture.row);
+    state.seen.add("lost tools", fixture.lost);
+    state.seen.add("compacts answered at once", fixture.in_progress);
     state.seen
 }
 
@@ -312,7 +312,7 @@ fn message(reader: &mut Reader<'_>, state: &mut State) -> Ended {
             tagged(&reply, &uses);
             state.seen.add("mixed rounds", usize::from(uses.iter().any(|one| one.server)));
             state.pause = Some(uses);
-            return Ok((Outcome::Message(event.expect("taken").event.id), GateAfter::Paused(crate::world::PAUSE)));
+            return Ok((Outcome::Message(event.expect("taken").event.id), GateAfter::Paused(crate::fixture::PAUSE)));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What providers are shown: a second, plainer reading of docs/api.md 4, and the pairing of tool uses with results (F14).
 
+use crate::fixture::Fixture;
 use crate::peers::SCHEMA;
 use crate::read::{Fields, array, blocks, list, quoted};
 use crate::script::Script;
-use crate::world::World;
 use engine::event::{Event, EventType, Payload};
 use engine::history::PREAMBLE;
 use engine::json;
@@ -133,26 +133,26 @@ fn normalise(said: Vec<Said>) -> (Vec<Said>, Option<String>) {
 }
 
 /// Everything that must hold of a request when it is sent.
-pub(crate) fn check(world: &World<'_>, request: &Request) {
+pub(crate) fn check(fixture: &Fixture<'_>, request: &Request) {
     let at =
-        world.log.iter().rposition(|e| e.event.kind == EventType::ProviderRequest).expect("logged before it is sent");
-    let Payload::Request(logged) = &world.log[at].event.payload else { panic!("a request's payload") };
+        fixture.log.iter().rposition(|e| e.event.kind == EventType::ProviderRequest).expect("logged before it is sent");
+    let Payload::Request(logged) = &fixture.log[at].event.payload else { panic!("a request's payload") };
     let text = request.payload();
     assert_eq!(logged.payload(), text, "what is sent is not what is logged");
-    if !world.plan.looks {
+    if !fixture.plan.looks {
         return;
     }
     let payload = Fields::of(&text);
     pairs(&payload.list("messages"));
 
-    let mut said = history(&world.log[..at]);
+    let mut said = history(&fixture.log[..at]);
     let messages = payload.list("messages");
     if request.compaction {
         assert_eq!(payload.raw("tools"), "[]");
         assert!(request.max_tokens >= 4096);
         let last = Fields::of(messages.last().expect("an instruction")).raw("content").to_owned();
         let last = blocks(&last).last().map(|block| Fields::of(block).raw("text").to_owned()).expect("a block");
-        match prompt(world.script, &world.calls.last().expect("a call").opening) {
+        match prompt(fixture.script, &fixture.calls.last().expect("a call").opening) {
             Some(prompt) => assert_eq!(last, quoted(prompt)),
             None => assert!(last.contains("Summarize this conversation"), "{last}"),
         }

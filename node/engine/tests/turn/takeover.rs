@@ -1,8 +1,8 @@
 //! Takeovers that random scripts reach rarely, one by one.
 
+use crate::fixture::{Fixture, client, run};
 use crate::plan::{Plan, Row, Stops};
 use crate::script::{Answer, Block, By, Fit, Op, Script, What};
-use crate::world::{World, client, run};
 use crate::{order, read::Fields};
 use engine::event::{Event, EventType, Payload};
 use engine::gate::{GateAfter, GateFound};
@@ -40,9 +40,9 @@ fn uses(tool: &'static str, input: usize) -> Answer {
     Answer::Blocks(vec![Block::Use { tool, input, reused: false }], Some(100))
 }
 
-fn kinds(world: &World<'_>) -> Vec<EventType> {
-    order::check(world);
-    world.log.iter().filter(|e| e.call.is_some()).map(|e| e.event.kind).collect()
+fn kinds(fixture: &Fixture<'_>) -> Vec<EventType> {
+    order::check(fixture);
+    fixture.log.iter().filter(|e| e.call.is_some()).map(|e| e.event.kind).collect()
 }
 
 #[test]
@@ -62,10 +62,10 @@ fn running_subagents_are_counted_from_the_log() {
     let text = || Answer::Blocks(vec![Block::Text(0)], Some(100));
     let answers = [0, 1, 2, 3, 4].map(|_| [uses("sub", 3), text()]).into_iter().flatten().collect();
     let script = script(ops, answers);
-    let launched = |world: &World<'_>| {
-        order::check(world);
+    let launched = |fixture: &Fixture<'_>| {
+        order::check(fixture);
         let runs = |e: &&Event| e.call.is_some() && e.event.kind == EventType::SubagentRunning;
-        world.calls.iter().map(|call| world.log.iter().filter(runs).any(|e| e.call == Some(call.id))).collect()
+        fixture.calls.iter().map(|call| fixture.log.iter().filter(runs).any(|e| e.call == Some(call.id))).collect()
     };
     // The first runs on, so there is room for it and seven others: none at 7, one more at 6, none again after it.
     let expected = vec![true, false, false, true, false, false];
@@ -79,14 +79,14 @@ fn running_subagents_are_counted_from_the_log() {
 #[test]
 fn a_sandbox_act_is_never_carried_on() {
     let script = script(vec![op(By::Owner, What::Plain(0))], vec![uses("run", 0)]);
-    run(&script, WHOLE, |world| {
-        let request = world.log.iter().position(|e| e.event.kind == EventType::SandboxRequest).expect("sent");
+    run(&script, WHOLE, |fixture| {
+        let request = fixture.log.iter().position(|e| e.event.kind == EventType::SandboxRequest).expect("sent");
         let mut turn = Turn::default();
-        world.log[..=request].iter().for_each(|event| turn.apply(event));
+        fixture.log[..=request].iter().for_each(|event| turn.apply(event));
         let mut recovered = turn.clone();
-        recovered.recover(&world.context(), 1);
+        recovered.recover(&fixture.context(), 1);
         for turn in [&mut turn, &mut recovered] {
-            let step = turn.next(&world.context());
+            let step = turn.next(&fixture.context());
             let kinds: Vec<EventType> = step.events.iter().map(|event| event.kind).collect();
             assert_eq!(kinds[..2], [EventType::SandboxResponse, EventType::ToolResult]);
             assert!(step.events[1].payload.text().contains("sandbox error: the outcome of this call is unknown"));
@@ -102,9 +102,9 @@ fn a_subagent_that_cannot_be_started_any_more_has_failed() {
     call.tools = 1;
     let script = script(vec![call], vec![uses("sub", 3)]);
     let plan = Plan { stops: Stops::Only(1), swap_tools: true, ..WHOLE };
-    let (kinds, failed) = run(&script, plan, |world| {
-        let failed = world.log.iter().find(|e| e.event.kind == EventType::SubagentFailed).map(Fields::payload);
-        (kinds(world), failed.expect("a failed start"))
+    let (kinds, failed) = run(&script, plan, |fixture| {
+        let failed = fixture.log.iter().find(|e| e.event.kind == EventType::SubagentFailed).map(Fields::payload);
+        (kinds(fixture), failed.expect("a failed start"))
     });
     assert!(failed.is("reason", "spawn_failed") && failed.is("harness", "claude"), "{failed:?}");
     let start = kinds.iter().position(|kind| *kind == EventType::SubagentStart).unwrap();
@@ -138,10 +138,10 @@ fn an_answer_after_the_pause_was_retired_is_refused() {
     let ops =
         [(By::Owner, What::Plain(0)), (By::Stranger, What::Compact(None)), (By::Stranger, What::Answer(Fit::Right))];
     let script = script(ops.map(|(by, what)| op(by, what)).into(), vec![uses("c1", 0)]);
-    run(&script, WHOLE, |world| {
-        order::check(world);
-        assert!(world.calls.last().unwrap().refused.is_some());
-        assert_eq!(world.row, Row::Idle);
+    run(&script, WHOLE, |fixture| {
+        order::check(fixture);
+        assert!(fixture.calls.last().unwrap().refused.is_some());
+        assert_eq!(fixture.row, Row::Idle);
     });
 }
 
@@ -150,9 +150,9 @@ fn an_answer_after_the_pause_was_retired_is_refused() {
 fn a_broken_preamble_reference_loses_nothing() {
     let ops = [What::Plain(0), What::Compact(None)];
     let script = script(ops.map(|what| op(By::Owner, what)).into(), vec![]);
-    run(&script, WHOLE, |world| {
+    run(&script, WHOLE, |fixture| {
         let mut turn = Turn::default();
-        for event in &world.log {
+        for event in &fixture.log {
             let mut event = event.clone();
             if event.event.kind == EventType::CompactionCompleted {
                 let preamble = Fields::payload(&event).str("preamble_event_id");
@@ -164,8 +164,8 @@ fn a_broken_preamble_reference_loses_nothing() {
         turn.settle();
         let hello = json::parse(r#"{"message":{"content":"go on"}}"#).unwrap();
         let opening = Opening::Message(SendMessage::parse(&hello).unwrap());
-        turn.open(&world.context(), &opening, client(1), GateFound::Free).unwrap();
-        let Action::Ask(request) = turn.next(&world.context()).action else { panic!("a request is due") };
+        turn.open(&fixture.context(), &opening, client(1), GateFound::Free).unwrap();
+        let Action::Ask(request) = turn.next(&fixture.context()).action else { panic!("a request is due") };
         let mut messages = String::new();
         request.write_messages(&mut messages);
         for told in ["hello", "answer", engine::history::PREAMBLE, "go on"] {
@@ -178,10 +178,10 @@ fn a_broken_preamble_reference_loses_nothing() {
 #[test]
 fn a_deleted_profile_fails_the_session() {
     let script = script(vec![op(By::Owner, What::Plain(0))], vec![uses("c1", 0)]);
-    run(&script, WHOLE, |world| {
+    run(&script, WHOLE, |fixture| {
         let mut turn = Turn::default();
-        world.log.iter().for_each(|event| turn.apply(event));
-        let step = turn.profile_unavailable(&world.context(), client(2));
+        fixture.log.iter().for_each(|event| turn.apply(event));
+        let step = turn.profile_unavailable(&fixture.context(), client(2));
         let [error] = &step.events[..] else { panic!("{step:?}") };
         assert_eq!((error.kind, error.key), (EventType::SessionError, client(2)));
         assert_eq!(error.payload.text(), r#"{"reason":"profile_unavailable"}"#);
@@ -194,7 +194,7 @@ fn a_deleted_profile_fails_the_session() {
 #[test]
 fn stored_requests_do_not_grow() {
     let script = script((0..100).map(|i| op(By::Owner, What::Plain(i % 4))).collect(), vec![uses("m1", 1)]);
-    let sizes = run(&script, WHOLE, |world| world.stored_bytes());
+    let sizes = run(&script, WHOLE, |fixture| fixture.stored_bytes());
     let (early, late) = (sizes[5..15].iter().max().unwrap(), sizes[sizes.len() - 10..].iter().max().unwrap());
     assert!(sizes.len() > 100 && *late < early + 50, "{sizes:?}");
 }

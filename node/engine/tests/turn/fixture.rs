@@ -1,5 +1,5 @@
-//! A node in small: a log, the session's row, stored requests, and the loop that drives a [`Turn`] as the real one does. It can
-//! be stopped after any append: then the turn is folded anew from what is stored.
+//! The fixture of these tests: a session's log, its row and its stored requests, with a loop that drives a [`Turn`] as
+//! the node does. The loop can be stopped after any append; then the turn is folded again from what is stored.
 
 use crate::peers;
 use crate::plan::{Call, Plan, Row, Stops};
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How long the tests' pauses keep the gate.
+/// How long a pause keeps the gate in these tests.
 pub(crate) const PAUSE: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[derive(Default)]
@@ -32,28 +32,28 @@ struct Cursor {
     stores: usize,
 }
 
-pub(crate) struct World<'a> {
+pub(crate) struct Fixture<'a> {
     pub script: &'a Script,
     pub plan: Plan,
     fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
     pub log: Vec<Event>,
     stored: BTreeMap<u64, String>,
-    /// Every stored request, read back.
+    /// Every stored request, as it is read back.
     loaded: BTreeMap<u64, Arc<Request>>,
     pub row: Row,
     pub calls: Vec<Call>,
     pub appends: usize,
-    /// Appends that left an MCP call under way.
+    /// The numbers of the appends after which an MCP call was running.
     pub tool_appends: Vec<usize>,
-    /// MCP calls whose outcome was lost.
+    /// How many MCP calls had an unknown outcome.
     pub lost: usize,
-    /// Compacts answered at once because a pause waits.
+    /// How many compactions were refused because a pause kept the gate.
     pub in_progress: usize,
-    /// Subagents that run beside those which the script launches.
+    /// Running subagents that the script did not launch.
     others: Vec<SubagentId>,
     cursor: Cursor,
     op: Op,
-    /// What a client may have declared.
+    /// The sets of tools that a client may have declared.
     tools: [Toolbox; 4],
 }
 
@@ -61,12 +61,12 @@ pub(crate) fn client(n: u8) -> KeyId {
     KeyId([n; 16])
 }
 
-/// Runs a whole script and hands over what became of it.
-pub(crate) fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) -> T) -> T {
+/// Runs a whole script and passes the fixture, as it is afterwards, to `look`.
+pub(crate) fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&Fixture<'_>) -> T) -> T {
     let ids = AtomicU64::new(1);
     let fresh = || (u128::from(ids.fetch_add(1, Ordering::Relaxed)) << 64).to_be_bytes();
     let op = Op { by: By::Owner, what: What::Assistant, late: false, tools: 0, primary: true, running: 0 };
-    let mut world = World {
+    let mut fixture = Fixture {
         script,
         plan,
         fresh: &fresh,
@@ -86,22 +86,22 @@ pub(crate) fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&World<'_>) 
     };
     let mut turn = Turn::default();
     for op in &script.ops {
-        if world.row == Row::Error {
+        if fixture.row == Row::Error {
             break;
         }
-        world.op = op.clone();
-        world.call(&mut turn);
+        fixture.op = op.clone();
+        fixture.call(&mut turn);
     }
-    look(&world)
+    look(&fixture)
 }
 
-impl<'a> World<'a> {
-    /// Bytes of each stored request, in order.
+impl<'a> Fixture<'a> {
+    /// The size in bytes of each stored request, in order.
     pub(crate) fn stored_bytes(&self) -> Vec<usize> {
         self.stored.values().map(String::len).collect()
     }
 
-    /// What decisions need beside the log.
+    /// What the turn's decisions depend on besides the log.
     pub(crate) fn context(&self) -> Context<'a> {
         let mut entries = peers::entries(&self.script.wires).into_iter();
         let primary = entries.next().filter(|_| self.op.primary).ok_or_else(|| "unknown provider \"p0\"".to_owned());
@@ -165,7 +165,7 @@ impl<'a> World<'a> {
         (message, fit)
     }
 
-    /// One call, from the gate to its end.
+    /// Runs one call, from its opening to its end.
     fn call(&mut self, turn: &mut Turn) {
         let owner = if let Row::Paused(owner) = self.row { Some(owner) } else { None };
         let key = match (self.op.by, owner) {
@@ -274,7 +274,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Events that are no part of the call come in between.
+    /// Appends events that belong to no call.
     fn somebody_else(&mut self) {
         let kind = match self.appends % 5 {
             1 => EventType::DriverRegister,
@@ -286,7 +286,7 @@ impl<'a> World<'a> {
         self.log.push(committed(self.log.len() as u64 + 1, None, event));
     }
 
-    /// As many other subagents run as the script says; a local one is reported that does not count.
+    /// Lets as many other subagents run as the script says. A local subagent, which does not count, is reported too.
     fn other_subagents(&mut self, turn: &mut Turn) {
         while self.others.len() < self.op.running {
             let id = SubagentId((self.fresh)());
@@ -306,7 +306,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// An event of another client.
+    /// An event that another client made.
     fn stranger(&self, kind: EventType, payload: &serde_json::Value) -> NewEvent {
         let payload = Payload::Json(json::encode(payload));
         NewEvent { id: EventId((self.fresh)()), key: client(9), kind, payload, from_client: false }
@@ -333,7 +333,7 @@ impl<'a> World<'a> {
         stops
     }
 
-    /// A request as a reader finds it: from the start of its chain on.
+    /// Reads a request back in the way a reader of the log does, from the start of its delta chain on.
     fn load(&self, number: u64) -> Request {
         let root = Request::root(&self.stored[&number]).unwrap().unwrap_or(number);
         let mut before: Option<Request> = None;
@@ -357,7 +357,7 @@ impl<'a> World<'a> {
         turn
     }
 
-    /// Another process takes the session over.
+    /// Lets another owner take the session over.
     fn restart(&mut self) -> Turn {
         let mut turn = self.fold();
         match self.row {
