@@ -22,6 +22,7 @@ pub use waiter::Waiter;
 use crate::Error;
 use crate::log::{Log, Row};
 use crate::reader::Reader;
+use engine::event::EventNumber;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
@@ -37,7 +38,7 @@ pub enum Progress {
     /// It has started: its events are in the log.
     Running,
     /// It has ended: the number of its last event, and what to tell its callers.
-    Ended(u64, Outcome),
+    Ended(EventNumber, Outcome),
     /// It recorded nothing in the log. Its callers are answered with this error.
     Refused(RpcError),
     /// Another call with the same idempotency key was recorded first. Its callers follow that one.

@@ -17,7 +17,7 @@ pub(crate) use committed::Committed;
 pub(crate) use committed::LARGE;
 pub(crate) use outbox::Notification;
 
-use engine::event::Event;
+use engine::event::{Event, EventNumber};
 use engine::ids::SessionId;
 use engine::outcome::Outcome;
 use outbox::Outbox;
@@ -40,7 +40,7 @@ pub enum LogStatus {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Head {
     /// Number of the newest event.
-    pub number: u64,
+    pub number: EventNumber,
     /// Whether more may come.
     pub status: LogStatus,
     /// How often all subscriptions were ended by `session.unsubscribe`.
@@ -109,7 +109,7 @@ impl Feeds {
 
     /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
     pub fn publish(&self, session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) {
-        self.publish_here(session, events, 0, events.last().map_or(0, |event| event.number), status);
+        self.publish_here(session, events, 0, events.last().map_or(EventNumber::START, |event| event.number), status);
         if let Some(outbox) = &self.outbox {
             let committed = Committed::new(session, events, status, outcome);
             outbox.send(Notification::Committed(Box::new(committed)));
@@ -123,7 +123,7 @@ impl Feeds {
         session: SessionId,
         events: &[Arc<Event>],
         left_out: usize,
-        head: u64,
+        head: EventNumber,
         status: LogStatus,
     ) {
         let Some(feed) = self.live(session) else { return };
@@ -140,7 +140,7 @@ impl Feeds {
     }
 
     /// What reconciliation found.
-    pub(crate) fn advance(&self, session: SessionId, head: u64, status: LogStatus) {
+    pub(crate) fn advance(&self, session: SessionId, head: EventNumber, status: LogStatus) {
         if let Some(feed) = self.live(session) {
             feed.advance(head, status);
         }
@@ -156,7 +156,7 @@ impl Feeds {
 
 impl Feed {
     /// Moves the head forward, never back.
-    pub(crate) fn advance(&self, number: u64, status: LogStatus) {
+    pub(crate) fn advance(&self, number: EventNumber, status: LogStatus) {
         self.head.send_if_modified(|head| {
             let before = *head;
             head.number = head.number.max(number);
@@ -173,20 +173,20 @@ impl Feed {
     }
 
     /// The events that follow that number, as far as they are here without a hole.
-    pub(crate) fn after(&self, seen: u64) -> Option<Vec<Arc<RenderedEvent>>> {
+    pub(crate) fn after(&self, seen: EventNumber) -> Option<Vec<Arc<RenderedEvent>>> {
         locked(&self.recent).after(seen)
     }
 
     /// Bytes of what was published after that number, also of what stayed in the database; without bound where some of it
     /// was forgotten.
-    pub(crate) fn size_after(&self, number: u64) -> usize {
+    pub(crate) fn size_after(&self, number: EventNumber) -> usize {
         locked(&self.recent).size_after(number)
     }
 
     /// The page that follows that number, read once for all readers that want it now.
     pub(crate) async fn share_page<E, F>(
         &self,
-        seen: u64,
+        seen: EventNumber,
         read: impl FnOnce() -> F,
     ) -> Result<Vec<Arc<RenderedEvent>>, E>
     where
@@ -194,7 +194,7 @@ impl Feed {
     {
         let mut shared = self.page.lock().await;
         let at = shared.partition_point(|rendered| rendered.event.number <= seen);
-        if shared.get(at).is_some_and(|rendered| rendered.event.number == seen + 1) {
+        if shared.get(at).is_some_and(|rendered| rendered.event.number == seen.next()) {
             return Ok(shared[at..].to_vec());
         }
         let page = read().await?;

@@ -6,6 +6,7 @@
 use crate::Error;
 use crate::feed::{Feed, Head, RenderedEvent};
 use crate::log::{Log, Row};
+use engine::event::EventNumber;
 use engine::ids::SessionId;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -19,7 +20,7 @@ pub struct Reader {
     session: SessionId,
     feed: Arc<Feed>,
     head: watch::Receiver<Head>,
-    seen: u64,
+    seen: EventNumber,
 }
 
 impl Reader {
@@ -42,12 +43,12 @@ impl Reader {
     }
 
     /// Moves to just behind that number.
-    pub fn seek(&mut self, seen: u64) {
+    pub fn seek(&mut self, seen: EventNumber) {
         self.seen = seen;
     }
 
     /// Number of the event read last.
-    pub fn seen(&self) -> u64 {
+    pub fn seen(&self) -> EventNumber {
         self.seen
     }
 
@@ -66,13 +67,13 @@ impl Reader {
     ///
     /// # Errors
     /// The database's; nothing was skipped.
-    pub async fn read(&mut self, last: u64) -> Result<Vec<Arc<RenderedEvent>>, Error> {
+    pub async fn read(&mut self, last: EventNumber) -> Result<Vec<Arc<RenderedEvent>>, Error> {
         if self.seen >= last {
             return Ok(Vec::new());
         }
         let mut events = match self.feed.after(self.seen) {
             Some(events) => events,
-            None if self.head().number.saturating_sub(self.seen) > u64::from(PAGE) => self.read_page().await?,
+            None if self.head().number.since(self.seen) > u64::from(PAGE) => self.read_page().await?,
             None => self.feed.share_page(self.seen, || self.read_page()).await?,
         };
         events.retain(|rendered| rendered.event.number <= last);
@@ -89,7 +90,7 @@ impl Reader {
 
     /// Bytes of what was told after that number, also of what stayed in the database; without bound where the feed has
     /// forgotten some of it.
-    pub fn size_after(&self, number: u64) -> usize {
+    pub fn size_after(&self, number: EventNumber) -> usize {
         if number >= self.head().number {
             return 0;
         }

@@ -5,7 +5,7 @@
 
 use super::LogStatus;
 use super::recent::size;
-use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::event::{Event, EventNumber, EventType, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json::Raw;
 use engine::outcome::Outcome;
@@ -21,7 +21,7 @@ pub(crate) const LARGE: usize = 64 << 10;
 pub(crate) struct Committed {
     pub session: SessionId,
     /// Number of the newest event.
-    pub head: u64,
+    pub head: EventNumber,
     /// Whether no more will come.
     pub over: bool,
     /// The call whose events these are.
@@ -39,7 +39,7 @@ pub(crate) struct Committed {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sent {
     id: EventId,
-    number: u64,
+    number: EventNumber,
     key: KeyId,
     kind: String,
     from_client: bool,
@@ -55,7 +55,7 @@ impl Committed {
         let left_out = if sent.is_none() { size } else { 0 };
         Self {
             session,
-            head: events.last().map_or(0, |event| event.number),
+            head: events.last().map_or(EventNumber::START, |event| event.number),
             over: status == LogStatus::Ended,
             call: events.last().and_then(|event| event.call),
             outcome,

@@ -4,7 +4,7 @@
 //! Only `feed` and the reader use it.
 
 use bytes::Bytes;
-use engine::event::{Event, Payload};
+use engine::event::{Event, EventNumber, Payload};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
@@ -63,12 +63,12 @@ pub(crate) fn size(event: &Event) -> usize {
 #[derive(Default)]
 pub(super) struct Recent {
     /// By number. Writers on several connections or nodes may announce their events in another order.
-    events: BTreeMap<u64, Arc<RenderedEvent>>,
+    events: BTreeMap<EventNumber, Arc<RenderedEvent>>,
     bytes: usize,
     /// The newest number that was forgotten.
-    forgotten: u64,
+    forgotten: EventNumber,
     /// Bytes of events that are in the database alone, by the number of the last of each append.
-    left_out: BTreeMap<u64, usize>,
+    left_out: BTreeMap<EventNumber, usize>,
 }
 
 impl Recent {
@@ -86,7 +86,7 @@ impl Recent {
     }
 
     /// Notes the size of events that stay in the database, up to that number.
-    pub(super) fn leave_out(&mut self, number: u64, bytes: usize) {
+    pub(super) fn leave_out(&mut self, number: EventNumber, bytes: usize) {
         self.left_out.insert(number, bytes);
         if self.left_out.len() > RECENT_EVENTS {
             self.left_out.pop_first();
@@ -94,20 +94,20 @@ impl Recent {
     }
 
     /// What follows that number, as far as it is here without a hole.
-    pub(super) fn after(&self, seen: u64) -> Option<Vec<Arc<RenderedEvent>>> {
-        let next = self.events.range(seen + 1..).zip(seen + 1..);
-        let next: Vec<_> =
-            next.take_while(|((number, _), due)| *number == due).map(|((_, s), _)| Arc::clone(s)).collect();
+    pub(super) fn after(&self, seen: EventNumber) -> Option<Vec<Arc<RenderedEvent>>> {
+        let next = self.events.range(seen.next()..).enumerate();
+        let next = next.take_while(|(place, (number, _))| **number == seen.next().plus(*place));
+        let next: Vec<_> = next.map(|(_, (_, rendered))| Arc::clone(rendered)).collect();
         (!next.is_empty()).then_some(next)
     }
 
     /// Bytes of what follows that number; without bound where some of it was forgotten.
-    pub(super) fn size_after(&self, number: u64) -> usize {
+    pub(super) fn size_after(&self, number: EventNumber) -> usize {
         if number < self.forgotten {
             return usize::MAX;
         }
-        let here: usize = self.events.range(number + 1..).map(|(_, rendered)| rendered.size()).sum();
-        here + self.left_out.range(number + 1..).map(|(_, bytes)| bytes).sum::<usize>()
+        let here: usize = self.events.range(number.next()..).map(|(_, rendered)| rendered.size()).sum();
+        here + self.left_out.range(number.next()..).map(|(_, bytes)| bytes).sum::<usize>()
     }
 }
 
@@ -118,14 +118,14 @@ mod tests {
     use engine::ids::{EventId, KeyId, SessionId};
     use engine::time::UnixMillis;
 
-    fn event(number: u64, size: usize) -> Arc<Event> {
+    fn event(number: i64, size: usize) -> Arc<Event> {
         let said = engine::json::parse(&format!("{:?}", "x".repeat(size - 2))).unwrap();
-        let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
+        let (id, key, number) = (EventId([number as u8; 16]), KeyId([0; 16]), EventNumber(number));
         let event = NewEvent { id, key, kind: EventType::ToolResult, payload: Payload::Json(said), from_client: false };
         Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: UnixMillis(0), event })
     }
 
-    fn told(numbers: &[u64]) -> Recent {
+    fn told(numbers: &[i64]) -> Recent {
         let mut recent = Recent::default();
         for number in numbers {
             recent.push(Arc::new(RenderedEvent::new(event(*number, 100))));
@@ -133,8 +133,13 @@ mod tests {
         recent
     }
 
-    fn numbers(recent: &Recent, seen: u64) -> Vec<u64> {
-        recent.after(seen).unwrap_or_default().iter().map(|rendered| rendered.event.number).collect()
+    fn numbers(recent: &Recent, seen: i64) -> Vec<i64> {
+        let after = recent.after(EventNumber(seen)).unwrap_or_default();
+        after.iter().map(|rendered| rendered.event.number.0).collect()
+    }
+
+    fn size_after(recent: &Recent, seen: i64) -> usize {
+        recent.size_after(EventNumber(seen))
     }
 
     #[test]
@@ -143,31 +148,31 @@ mod tests {
         assert_eq!(numbers(&recent, 10), [11, 12, 13, 14]);
         assert_eq!(numbers(&recent, 12), [13, 14]);
         assert_eq!(numbers(&recent, 14), [0; 0], "15 is still missing: the database has it");
-        assert_eq!(recent.size_after(10), 500, "what is missing is not taken for a lag");
+        assert_eq!(size_after(&recent, 10), 500, "what is missing is not taken for a lag");
         recent.push(Arc::new(RenderedEvent::new(event(15, 100))));
         recent.push(Arc::new(RenderedEvent::new(event(15, 100))));
         assert_eq!(numbers(&recent, 13), [14, 15, 16]);
-        assert_eq!((recent.size_after(10), recent.bytes), (600, 600), "told twice, kept once");
+        assert_eq!((size_after(&recent, 10), recent.bytes), (600, 600), "told twice, kept once");
     }
 
     #[test]
     fn what_is_forgotten_is_left_to_the_database() {
-        let mut recent = told(&(1..=RECENT_EVENTS as u64 + 2).collect::<Vec<_>>());
-        assert_eq!((numbers(&recent, 1), recent.size_after(1)), (Vec::new(), usize::MAX));
+        let mut recent = told(&(1..=RECENT_EVENTS as i64 + 2).collect::<Vec<_>>());
+        assert_eq!((numbers(&recent, 1), size_after(&recent, 1)), (Vec::new(), usize::MAX));
         assert_eq!(numbers(&recent, 2).len(), RECENT_EVENTS);
         recent.push(Arc::new(RenderedEvent::new(event(1, 100))));
         assert_eq!(numbers(&recent, 0), [0; 0], "told late, after it was forgotten");
-        recent.push(Arc::new(RenderedEvent::new(event(RECENT_EVENTS as u64 + 3, RECENT_BYTES + 1))));
+        recent.push(Arc::new(RenderedEvent::new(event(RECENT_EVENTS as i64 + 3, RECENT_BYTES + 1))));
         assert_eq!((recent.events.len(), recent.bytes), (0, 0), "one that is too large alone");
-        assert_eq!(recent.size_after(RECENT_EVENTS as u64 + 2), usize::MAX);
+        assert_eq!(size_after(&recent, RECENT_EVENTS as i64 + 2), usize::MAX);
     }
 
     #[test]
     fn what_stays_in_the_database_counts_for_a_lag() {
         let mut recent = told(&[11, 14]);
-        recent.leave_out(13, 5000);
-        assert_eq!((recent.size_after(10), recent.size_after(12), recent.size_after(13)), (5200, 5100, 100));
-        (20..1000).for_each(|number| recent.leave_out(number, 1));
-        assert_eq!((recent.left_out.len(), recent.size_after(900)), (RECENT_EVENTS, 99));
+        recent.leave_out(EventNumber(13), 5000);
+        assert_eq!((size_after(&recent, 10), size_after(&recent, 12), size_after(&recent, 13)), (5200, 5100, 100));
+        (20..1000).for_each(|number| recent.leave_out(EventNumber(number), 1));
+        assert_eq!((recent.left_out.len(), size_after(&recent, 900)), (RECENT_EVENTS, 99));
     }
 }

@@ -4,6 +4,7 @@ use super::heartbeat::BATCH;
 use super::{Id, Log, read_json};
 use crate::Error;
 use crate::db::sql::{Row, Sql, sql};
+use engine::event::EventNumber;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::outcome::Outcome;
 use std::collections::HashSet;
@@ -18,24 +19,23 @@ pub struct CallRecord {
     /// The caller's trace, as it opened the call.
     pub traceparent: Option<String>,
     /// Number of its first event.
-    pub first: u64,
+    pub first: EventNumber,
     /// Number of its last event and its outcome, once it has ended.
-    pub ended: Option<(u64, Outcome)>,
+    pub ended: Option<(EventNumber, Outcome)>,
 }
 
 impl CallRecord {
     fn read(row: &Row) -> Result<Self, Error> {
         let (last, outcome): (Option<i64>, Option<&str>) = (row.get("last_event")?, row.get("outcome")?);
         let ended = match (last, outcome) {
-            (Some(last), Some(outcome)) => Some((last as u64, read_json("a call's outcome", outcome)?)),
+            (Some(last), Some(outcome)) => Some((EventNumber(last), read_json("a call's outcome", outcome)?)),
             _ => None,
         };
-        let first: i64 = row.get("first_event")?;
         Ok(Self {
             id: CallId::read(row, "id")?,
             params_digest: row.get("params_digest")?,
             traceparent: row.get("traceparent")?,
-            first: first as u64,
+            first: EventNumber(row.get("first_event")?),
             ended,
         })
     }

@@ -3,6 +3,7 @@
 use super::{Id, Log, State};
 use crate::Error;
 use crate::db::sql::{Sql, sql};
+use engine::event::EventNumber;
 use engine::ids::SessionId;
 use std::time::Duration;
 
@@ -47,8 +48,8 @@ impl Log {
     pub(crate) async fn reconcile(&self, sessions: &[SessionId]) -> Result<(), Error> {
         for batch in sessions.chunks(BATCH) {
             for row in self.db.read(&HEADS).bind(super::hex_list(batch)).all().await? {
-                let (head, state): (i64, &str) = (row.get("head")?, row.get("state")?);
-                self.feeds.advance(SessionId::read(&row, "id")?, head as u64, State::parse(state)?.log_status());
+                let (head, state) = (EventNumber(row.get("head")?), State::parse(row.get("state")?)?);
+                self.feeds.advance(SessionId::read(&row, "id")?, head, state.log_status());
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::db::sql::{self, Connection, Sql, sql};
 use crate::feed::LogStatus;
 use engine::event::payload::SessionClose;
-use engine::event::{Event, NewEvent};
+use engine::event::{Event, EventNumber, NewEvent};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
 use engine::time::UnixMillis;
@@ -247,7 +247,7 @@ async fn create(c: &mut Connection, new: &NewSession) -> Result<Vec<Arc<Event>>,
     if let Some(digest) = &new.digest {
         add_client(c, new.id, new.key, &new.declarations, digest, now).await?;
     }
-    let to = Inserted { session: new.id, epoch: None, call: None, first: 1, now };
+    let to = Inserted { session: new.id, epoch: None, call: None, first: EventNumber(1), now };
     insert(c, to, std::slice::from_ref(&new.event), None).await
 }
 
@@ -257,7 +257,7 @@ async fn finish_close(c: &mut Connection, session: SessionId, id: EventId) -> Re
     let reason: String = row.get("closing_reason")?;
     let key = KeyId::read(&row, "closing_by")?;
     let event = NewEvent::of(id, key, &SessionClose { reason });
-    let (head, now) = (row.get("head")?, UnixMillis(row.get("closed_at")?));
+    let (head, now) = (EventNumber(row.get("head")?), UnixMillis(row.get("closed_at")?));
     let to = Inserted { session, epoch: None, call: None, first: head, now };
     insert(c, to, &[event], None).await
 }

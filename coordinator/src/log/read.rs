@@ -4,7 +4,7 @@ use super::{Id, Log, requests};
 use crate::Error;
 use crate::db::sql::{Row, Sql, sql};
 use engine::event::payload::{CompactionCompleted, ProviderResponse};
-use engine::event::{Event, NewEvent, Payload};
+use engine::event::{Event, EventNumber, NewEvent, Payload};
 use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
 use engine::request::{Request, Unreadable};
@@ -69,7 +69,7 @@ impl Log {
     ///
     /// # Errors
     /// The database's.
-    pub async fn page(&self, session: SessionId, after: u64, limit: u32) -> Result<Page, Error> {
+    pub async fn page(&self, session: SessionId, after: EventNumber, limit: u32) -> Result<Page, Error> {
         let before = self.requests.newest(session).map_or(Before::Nothing, Before::Some);
         let page = self.page_from(session, after, limit, before).await?;
         let newest = page.events.iter().rev().find_map(|event| match &event.event.payload {
@@ -82,11 +82,17 @@ impl Log {
         Ok(page)
     }
 
-    async fn page_from(&self, session: SessionId, after: u64, limit: u32, mut before: Before) -> Result<Page, Error> {
+    async fn page_from(
+        &self,
+        session: SessionId,
+        after: EventNumber,
+        limit: u32,
+        mut before: Before,
+    ) -> Result<Page, Error> {
         let mut stored = Vec::new();
         let (mut bytes, mut cut) = (0, false);
         {
-            let page = self.db.read(&PAGE).bind(session.0.as_slice()).bind(after as i64).bind(i64::from(limit));
+            let page = self.db.read(&PAGE).bind(session.0.as_slice()).bind(after.0).bind(i64::from(limit));
             let page = if self.db.postgres().is_some() { page.bind(PAGE_BYTES as i64) } else { page };
             let mut rows = page.rows().await?;
             while let Some(row) = rows.next().await? {
@@ -115,7 +121,7 @@ impl Log {
     async fn whole(
         &self,
         session: SessionId,
-        number: u64,
+        number: EventNumber,
         stored: &str,
         before: &Before,
     ) -> Result<Arc<Request>, Error> {
@@ -127,10 +133,10 @@ impl Log {
         };
         let Some(root) = Request::root(stored)? else { return Ok(Arc::new(Request::load(stored, None)?)) };
         let (first, mut last) = match known {
-            Some((known, request)) if (root..number).contains(known) => (known + 1, Some(Arc::clone(request))),
+            Some((known, request)) if (root..number).contains(known) => (known.next(), Some(Arc::clone(request))),
             _ => (root, None),
         };
-        let chain = self.db.read(&CHAIN).bind(session.0.as_slice()).bind(first as i64).bind(number as i64);
+        let chain = self.db.read(&CHAIN).bind(session.0.as_slice()).bind(first.0).bind(number.0);
         let mut rows = chain.rows().await?;
         while let Some(row) = rows.next().await? {
             last = Some(Arc::new(Request::load(row.get("payload")?, last.as_deref())?));
@@ -142,9 +148,9 @@ impl Log {
     ///
     /// # Errors
     /// The database's.
-    pub async fn number_of(&self, session: SessionId, event: EventId) -> Result<Option<u64>, Error> {
+    pub async fn number_of(&self, session: SessionId, event: EventId) -> Result<Option<EventNumber>, Error> {
         let row = self.db.read(&NUMBER).bind(event.0.as_slice()).bind(session.0.as_slice()).optional().await?;
-        Ok(row.map(|row| row.get::<i64>("number")).transpose()?.map(|number| number as u64))
+        row.map(|row| Ok(EventNumber(row.get("number")?))).transpose()
     }
 
     /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference is
@@ -155,11 +161,11 @@ impl Log {
     pub async fn fold(&self, session: SessionId) -> Result<Turn, Error> {
         let start = self.history_start(session).await?;
         let usage = match start {
-            0 => None,
-            start => self.usage_before(session, start).await?,
+            Some(start) => self.usage_before(session, start).await?,
+            None => None,
         };
         let mut turn = Turn::new(usage);
-        let mut after = start.saturating_sub(1);
+        let mut after = start.map_or(EventNumber::START, EventNumber::previous);
         loop {
             let before = turn.chain().map_or(Before::Nothing, |chain| Before::Just(Arc::clone(&chain.last)));
             let page = self.page_from(session, after, FOLD_PAGE, before).await?;
@@ -171,22 +177,22 @@ impl Log {
         }
     }
 
-    async fn history_start(&self, session: SessionId) -> Result<u64, Error> {
+    async fn history_start(&self, session: SessionId) -> Result<Option<EventNumber>, Error> {
         let row = self.db.read(&COMPLETED).bind(session.0.as_slice()).optional().await?;
-        let Some(row) = row else { return Ok(0) };
+        let Some(row) = row else { return Ok(None) };
         match CompactionCompleted::history_start(row.get("payload")?) {
-            Some(preamble) => Ok(self.number_of(session, preamble).await?.unwrap_or(0)),
-            None => Ok(0),
+            Some(preamble) => self.number_of(session, preamble).await,
+            None => Ok(None),
         }
     }
 
     /// Usage sum of the newest answer before that event which is no compaction's. It stands close before it.
-    async fn usage_before(&self, session: SessionId, number: u64) -> Result<Option<u64>, Error> {
-        let mut before = number as i64;
+    async fn usage_before(&self, session: SessionId, number: EventNumber) -> Result<Option<u64>, Error> {
+        let mut before = number;
         loop {
-            let query = self.db.read(&RESPONSE_BEFORE).bind(session.0.as_slice()).bind(before);
+            let query = self.db.read(&RESPONSE_BEFORE).bind(session.0.as_slice()).bind(before.0);
             let Some(row) = query.optional().await? else { return Ok(None) };
-            before = row.get("number")?;
+            before = EventNumber(row.get("number")?);
             let usage = ProviderResponse::history_usage(row.get("payload")?);
             let unreadable = |error| Error::Unreadable(format!("a provider.response: {error}"));
             if let Some(usage) = usage.map_err(unreadable)? {
@@ -207,7 +213,7 @@ fn read_event(session: SessionId, row: &Row) -> Result<(Event, Option<String>), 
         (json::parse(&payload).map_err(|error| Error::Unreadable(error.to_string()))?, None)
     };
     let event = Event {
-        number: row.get::<i64>("number")? as u64,
+        number: EventNumber(row.get("number")?),
         session,
         call: CallId::maybe(row, "call")?,
         created_at: UnixMillis(row.get("created_at")?),

@@ -3,6 +3,7 @@
 //!
 //! Events never change, so what is here is right for ever. The bound is in bytes of messages, whoever else shares them.
 
+use engine::event::EventNumber;
 use engine::ids::SessionId;
 use engine::request::Request;
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ const BYTES: usize = 64 << 20;
 const SESSIONS: usize = 1024;
 
 /// A whole request and its number.
-pub(super) type Read = (u64, Arc<Request>);
+pub(super) type Read = (EventNumber, Arc<Request>);
 
 #[derive(Default)]
 struct Kept {
@@ -45,7 +46,7 @@ impl Requests {
     }
 
     /// Keeps one that was read, unless a newer one is there.
-    pub(super) fn keep(&self, session: SessionId, number: u64, request: &Arc<Request>) {
+    pub(super) fn keep(&self, session: SessionId, number: EventNumber, request: &Arc<Request>) {
         let bytes = request.messages.iter().map(|m| m.content.get().len() + 64).sum::<usize>() + 1024;
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes > BYTES / 4 || kept.sessions.get(&session).is_some_and(|entry| entry.read.0 >= number) {
@@ -100,25 +101,25 @@ mod tests {
     #[test]
     fn the_newest_is_kept() {
         let requests = Requests::default();
-        requests.keep(session(1), 7, &request(10));
-        requests.keep(session(1), 3, &request(10));
-        assert_eq!(requests.newest(session(1)).map(|(number, _)| number), Some(7));
+        requests.keep(session(1), EventNumber(7), &request(10));
+        requests.keep(session(1), EventNumber(3), &request(10));
+        assert_eq!(requests.newest(session(1)).map(|(number, _)| number), Some(EventNumber(7)));
         assert!(requests.newest(session(2)).is_none());
-        requests.keep(session(1), 9, &request(BYTES / 4));
-        assert_eq!(requests.newest(session(1)).map(|(number, _)| number), Some(7), "too large to keep");
+        requests.keep(session(1), EventNumber(9), &request(BYTES / 4));
+        assert_eq!(requests.newest(session(1)).map(|(number, _)| number), Some(EventNumber(7)), "too large to keep");
     }
 
     #[test]
     fn the_longest_unused_goes() {
         let requests = Requests::default();
         for number in 0..=SESSIONS as u16 {
-            requests.keep(session(number), 1, &request(10));
+            requests.keep(session(number), EventNumber(1), &request(10));
             assert!(requests.newest(session(0)).is_some(), "it is used all the time");
         }
         assert!(requests.newest(session(1)).is_none());
         let large = request(BYTES / 5);
         for number in 0..10 {
-            requests.keep(session(number), 2, &large);
+            requests.keep(session(number), EventNumber(2), &large);
         }
         let kept = requests.0.lock().expect("no panic");
         let sum: usize = kept.sessions.values().map(|entry| entry.bytes).sum();

@@ -4,6 +4,7 @@ use super::{Epoch, Id, Log, gate_columns, read_json};
 use crate::Error;
 use crate::db::sql::{self, Sql, sql};
 use crate::feed::LogStatus;
+use engine::event::EventNumber;
 use engine::gate::Gate;
 use engine::ids::{KeyId, ProfileId, SessionId};
 use engine::open::Compaction;
@@ -70,7 +71,7 @@ pub struct Row {
     /// The newest owner's.
     pub epoch: Epoch,
     /// Number of the newest event.
-    pub head: u64,
+    pub head: EventNumber,
     /// Its gate, by the database's clock.
     pub gate: Gate,
 }
@@ -136,9 +137,9 @@ impl Row {
         if version > VERSION {
             return Err(Error::Unreadable(format!("session version {version}; this program reads up to {VERSION}")));
         }
-        let head: i64 = row.get("head")?;
+        let head = EventNumber(row.get("head")?);
         let gate = gate_columns::read(row)?;
-        Ok(Self { state: State::parse(row.get("state")?)?, epoch: row.get("epoch")?, head: head as u64, gate })
+        Ok(Self { state: State::parse(row.get("state")?)?, epoch: row.get("epoch")?, head, gate })
     }
 }
 

@@ -4,7 +4,7 @@ use coordinator::accounts::{Accounts, Digest, ProfileFields};
 use coordinator::feed::Feeds;
 use coordinator::log::{Append, CallRow, Epoch, Log, NewSession, Row, Side, State};
 use coordinator::{Db, Error, PostgresSettings, fresh_id};
-use engine::event::{Event, EventType, NewEvent};
+use engine::event::{Event, EventNumber, EventType, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, EventId, KeyId, ProfileId, SessionId};
 use engine::json;
@@ -139,7 +139,7 @@ impl Fixture {
     pub(crate) async fn events(&self, session: SessionId) -> Vec<Arc<Event>> {
         let mut events = Vec::new();
         loop {
-            let after = events.last().map_or(0, |event: &Arc<Event>| event.number);
+            let after = events.last().map_or(EventNumber::START, |event: &Arc<Event>| event.number);
             let page = self.log.page(session, after, 100).await.expect("a page");
             if page.events.is_empty() {
                 return events;
@@ -151,9 +151,17 @@ impl Fixture {
     /// The log's ids; its numbers are 1, 2, 3 … and its head is the last.
     pub(crate) async fn contiguous(&self, session: SessionId) -> Vec<EventId> {
         let events = self.events(session).await;
-        let numbers: Vec<u64> = events.iter().map(|event| event.number).collect();
-        assert_eq!(numbers, (1..=events.len() as u64).collect::<Vec<_>>(), "numbers with a hole");
-        assert_eq!(self.log.row(session).await.expect("the row").head, events.len() as u64, "the head");
+        let numbers: Vec<_> = events.iter().map(|event| event.number).collect();
+        assert_eq!(
+            numbers,
+            (1..=events.len()).map(|n| EventNumber::START.plus(n)).collect::<Vec<_>>(),
+            "numbers with a hole"
+        );
+        assert_eq!(
+            self.log.row(session).await.expect("the row").head,
+            EventNumber::START.plus(events.len()),
+            "the head"
+        );
         events.iter().map(|event| event.event.id).collect()
     }
 

@@ -7,8 +7,9 @@ use crate::json::{Raw, encode};
 use crate::request::Request;
 use crate::time::UnixMillis;
 use payload::EventPayload;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -117,11 +118,64 @@ impl NewEvent {
     }
 }
 
+/// The place of an event in its session's log: 1, 2, 3 … with no hole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EventNumber(pub i64);
+
+impl EventNumber {
+    /// Before the first event: the head of an empty log, and where whoever reads a whole log begins.
+    pub const START: Self = Self(0);
+
+    /// The number of the event that follows.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// What a reader has seen when the event with this number is the next one.
+    #[must_use]
+    pub fn previous(self) -> Self {
+        Self((self.0 - 1).max(Self::START.0))
+    }
+
+    /// The number of the event that many places behind: an append numbers its events from its first one on.
+    #[must_use]
+    pub fn plus(self, places: usize) -> Self {
+        Self(self.0 + places as i64)
+    }
+
+    /// How many events follow `earlier`, up to this one.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> u64 {
+        u64::try_from(self.0 - earlier.0).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for EventNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The text is no number of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not the number of an event")]
+pub struct InvalidNumber;
+
+impl FromStr for EventNumber {
+    type Err = InvalidNumber;
+
+    fn from_str(text: &str) -> Result<Self, InvalidNumber> {
+        let number: i64 = text.parse().map_err(|_| InvalidNumber)?;
+        if number < 0 { Err(InvalidNumber) } else { Ok(Self(number)) }
+    }
+}
+
 /// A committed event.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// 1, 2, 3 … within its session, with no hole.
-    pub number: u64,
+    /// Its place in the log.
+    pub number: EventNumber,
     /// The session whose log holds it.
     pub session: SessionId,
     /// The `sendMessage` or `compact` call that produced it, if one did; never shown to clients.
@@ -150,6 +204,16 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_read_as_they_are_printed() {
+        for number in [EventNumber::START, EventNumber(7), EventNumber(i64::MAX)] {
+            assert_eq!(number.to_string().parse(), Ok(number));
+        }
+        for text in ["", "-1", "x", "1.0", "9223372036854775808"] {
+            assert_eq!(text.parse::<EventNumber>(), Err(InvalidNumber), "{text}");
+        }
+    }
 
     #[test]
     fn types_round_trip() {

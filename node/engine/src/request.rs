@@ -3,6 +3,7 @@
 //! Every request repeats the conversation, so the log stores what is new in each and refers to the request before it for
 //! the rest (docs/api.md 4.5); readers always get the full payload (4.4). A reference never leaves its session.
 
+use crate::event::EventNumber;
 use crate::json::{self, Raw};
 use crate::message::{Message, Role};
 use crate::provider::Wire;
@@ -71,7 +72,7 @@ struct Stored {
     max_tokens: u32,
     /// Number of the event where the chain of references starts; missing on the start itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    root: Option<u64>,
+    root: Option<EventNumber>,
     keep: usize,
     new: Vec<StoredMessage>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,14 +107,14 @@ pub enum Unreadable {
 #[derive(Debug, Clone)]
 pub struct DeltaChain {
     /// Number of the event that starts the chain.
-    pub root: u64,
+    pub root: EventNumber,
     /// The newest request of the chain.
     pub last: Arc<Request>,
 }
 
 impl DeltaChain {
     /// The chain after the request in event `number`, which was stored against `before`.
-    pub fn after(before: Option<&DeltaChain>, number: u64, request: &Arc<Request>) -> DeltaChain {
+    pub fn after(before: Option<&DeltaChain>, number: EventNumber, request: &Arc<Request>) -> DeltaChain {
         let root = before.filter(|chain| request.kept(&chain.last) > 0).map_or(number, |chain| chain.root);
         DeltaChain { root, last: Arc::clone(request) }
     }
@@ -150,11 +151,11 @@ impl Request {
     }
 
     /// Where the chain of a stored request starts, if not with itself: all stored requests from there on are needed.
-    pub fn root(stored: &str) -> Result<Option<u64>, Unreadable> {
+    pub fn root(stored: &str) -> Result<Option<EventNumber>, Unreadable> {
         #[derive(Deserialize)]
         struct Root {
             #[serde(default)]
-            root: Option<u64>,
+            root: Option<EventNumber>,
         }
         Ok(serde_json::from_str::<Root>(stored)?.root)
     }
@@ -261,13 +262,14 @@ mod tests {
             for (i, (words, tools)) in histories.iter().enumerate() {
                 let request = request(words, tools);
                 stored.push((request.store(chain.as_ref()), request.payload()));
-                chain = Some(DeltaChain::after(chain.as_ref(), i as u64 + 1, &request));
+                chain = Some(DeltaChain::after(chain.as_ref(), EventNumber::START.plus(i + 1), &request));
             }
             let last = stored.len() - 1;
             for target in 0..=last {
-                let root = Request::root(&stored[target].0).expect("readable").unwrap_or(target as u64 + 1);
+                let number = EventNumber::START.plus(target + 1);
+                let root = Request::root(&stored[target].0).expect("readable").unwrap_or(number);
                 let mut before: Option<Request> = None;
-                for (text, _) in &stored[root as usize - 1..=target] {
+                for (text, _) in &stored[root.previous().0 as usize..=target] {
                     before = Some(Request::load(text, before.as_ref()).expect("readable"));
                 }
                 prop_assert_eq!(&before.expect("at least one").payload(), &stored[target].1);

@@ -15,7 +15,7 @@ mod fold;
 mod open;
 mod tools;
 
-use crate::event::NewEvent;
+use crate::event::{EventNumber, NewEvent};
 use crate::gate::End;
 use crate::history::History;
 use crate::ids::{CallId, EventId, KeyId, SubagentId};
@@ -238,9 +238,9 @@ impl Turn {
     }
 
     /// The events handed out last are committed, from this number on.
-    pub fn committed(&mut self, first: u64) {
+    pub fn committed(&mut self, first: EventNumber) {
         if let Some((place, request)) = self.unnumbered.take() {
-            self.chain = Some(DeltaChain::after(self.chain.as_ref(), first + place as u64, &request));
+            self.chain = Some(DeltaChain::after(self.chain.as_ref(), first.plus(place), &request));
         }
     }
 

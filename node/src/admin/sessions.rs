@@ -10,6 +10,7 @@ use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::{self, ListedSession};
+use engine::event::EventNumber;
 use engine::ids::{ProfileId, SessionId};
 use engine::time::UnixMillis;
 use serde::Serialize;
@@ -51,7 +52,7 @@ pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<I
 pub(super) async fn events(
     State(app): State<Arc<App>>,
     Id(session): Id<SessionId>,
-    page: Page<u64>,
+    page: Page<EventNumber>,
 ) -> Result<Response, Problem> {
     let absent = |error| match error {
         Error::NotFound => SessionId::absent(),

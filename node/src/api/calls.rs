@@ -43,7 +43,7 @@ async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target
             if record.params_digest.as_deref() != Some(digest.as_slice()) {
                 return Err(RpcError::idempotency_key_reused());
             }
-            reader.seek(record.first.saturating_sub(1));
+            reader.seek(record.first.previous());
             let target = match record.ended {
                 Some(_) => Target::Ended(record),
                 None => Target::Live(caller.app.cluster.follow(caller.session, record.id)),

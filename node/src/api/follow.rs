@@ -12,7 +12,7 @@ use coordinator::cluster::{Progress, Waiter};
 use coordinator::feed::{LogStatus, RenderedEvent};
 use coordinator::log::CallRecord;
 use coordinator::reader::Reader;
-use engine::event::EventType;
+use engine::event::{EventNumber, EventType};
 use engine::ids::{CallId, SessionId};
 use engine::json::Raw;
 use engine::outcome::Outcome;
@@ -65,7 +65,7 @@ impl Follow {
     }
 
     /// Forwards events until the call is over.
-    async fn reach_end(&mut self, target: Target) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
+    async fn reach_end(&mut self, target: Target) -> Result<Result<(CallId, EventNumber, Outcome), RpcError>, Gone> {
         let mut waiter = match target {
             Target::Live(waiter) => waiter,
             Target::Ended(record) => return self.replay(record).await,
@@ -89,7 +89,7 @@ impl Follow {
                 Progress::Refused(error) => return Ok(Err(error)),
                 Progress::Follow(winner) => match self.app.log.call(winner).await {
                     Ok(Some(record)) => {
-                        self.reader.seek(record.first.saturating_sub(1));
+                        self.reader.seek(record.first.previous());
                         if record.ended.is_some() {
                             return self.replay(record).await;
                         }
@@ -127,7 +127,7 @@ impl Follow {
 
     /// The session has ended. When a closing ends a running call, its owner tells only the waiters on its own node (I9), so the
     /// others ask the database.
-    async fn cut_off(&mut self, call: CallId) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
+    async fn cut_off(&mut self, call: CallId) -> Result<Result<(CallId, EventNumber, Outcome), RpcError>, Gone> {
         match self.app.log.call(call).await {
             Ok(Some(record)) if record.ended.is_some() => return self.replay(record).await,
             Ok(_) => {}
@@ -140,14 +140,14 @@ impl Follow {
     }
 
     /// Forwards what is left of a call that has ended.
-    async fn replay(&mut self, record: CallRecord) -> Result<Result<(CallId, u64, Outcome), RpcError>, Gone> {
+    async fn replay(&mut self, record: CallRecord) -> Result<Result<(CallId, EventNumber, Outcome), RpcError>, Gone> {
         let Some((last, outcome)) = record.ended else { return Ok(Err(RpcError::internal())) };
         let forwarded = self.forward(record.id, last).await?;
         Ok(forwarded.map(|()| (record.id, last, outcome)))
     }
 
     /// Notifications of the call's events up to that number; those that clients made are not echoed (docs/api.md 3.9).
-    async fn forward(&mut self, call: CallId, last: u64) -> Result<Result<(), RpcError>, Gone> {
+    async fn forward(&mut self, call: CallId, last: EventNumber) -> Result<Result<(), RpcError>, Gone> {
         while self.reader.seen() < last {
             let events = match read(&mut self.reader, last).await {
                 Ok(events) => events,
@@ -162,7 +162,7 @@ impl Follow {
     }
 
     /// Writes the terminal frame event by event, so that it is never whole in memory.
-    async fn result(&mut self, call: CallId, last: u64, outcome: &Outcome) -> Result<(), Gone> {
+    async fn result(&mut self, call: CallId, last: EventNumber, outcome: &Outcome) -> Result<(), Gone> {
         let Some(id) = self.id.clone() else { return Ok(()) };
         let (first, wanted) = match (self.app.log.call(call).await, outcome) {
             (Ok(Some(record)), Outcome::Message(event) | Outcome::Compacted(event)) => (record.first, Some(*event)),
@@ -170,7 +170,7 @@ impl Follow {
             (Ok(None), _) => return self.error(&RpcError::internal()).await,
             (Err(error), _) => return self.error(&failed(&error)).await,
         };
-        self.reader.seek(first.saturating_sub(1));
+        self.reader.seek(first.previous());
         if let Outcome::Compacted(_) = outcome {
             return self.compacted(&id, call, last).await;
         }
@@ -196,7 +196,7 @@ impl Follow {
         self.frames.send(text).await
     }
 
-    async fn compacted(&mut self, id: &Raw, call: CallId, last: u64) -> Result<(), Gone> {
+    async fn compacted(&mut self, id: &Raw, call: CallId, last: EventNumber) -> Result<(), Gone> {
         let mut completed = None;
         while self.reader.seen() < last {
             let events = read(&mut self.reader, last).await.map_err(|error| broke_off(&error))?;
@@ -230,7 +230,7 @@ fn broke_off(error: &Error) -> Gone {
 }
 
 /// Reads on, and tries again for a while when the database is away.
-pub(super) async fn read(reader: &mut Reader, last: u64) -> Result<Vec<Arc<RenderedEvent>>, Error> {
+pub(super) async fn read(reader: &mut Reader, last: EventNumber) -> Result<Vec<Arc<RenderedEvent>>, Error> {
     let mut tries = 0;
     loop {
         match reader.read(last).await {

@@ -8,6 +8,7 @@ use crate::app::App;
 use axum::response::Response;
 use coordinator::feed::{Head, LogStatus};
 use coordinator::reader::Reader;
+use engine::event::EventNumber;
 use engine::ids::{KeyId, SessionId};
 use engine::json::Raw;
 use engine::params::{self, Subscribe};
@@ -22,7 +23,7 @@ struct Subscription {
     frames: Frames,
     reader: Reader,
     /// The last event of the replay, which shows every event and cannot fall behind.
-    replay: u64,
+    replay: EventNumber,
     client_events: bool,
 }
 
@@ -49,7 +50,7 @@ pub(super) fn unsubscribe(caller: &Caller, params: &Raw) -> Answer {
     Ok(serde_json::json!({"unsubscribed": true}).to_string())
 }
 
-async fn open(app: &App, session: SessionId, params: &Raw) -> Result<(Reader, u64, bool), RpcError> {
+async fn open(app: &App, session: SessionId, params: &Raw) -> Result<(Reader, EventNumber, bool), RpcError> {
     let Subscribe { since_event_id, include_client_events } = Subscribe::parse(params)?;
     let (mut reader, row) = app.cluster.open_reader(&app.log, session).await.map_err(|error| failed(&error))?;
     if let Some(event) = since_event_id {
@@ -102,7 +103,7 @@ impl Subscription {
             if head.cuts != began.cuts {
                 return Err(Gone);
             }
-            if head.number - start.number > LAG.0 || self.reader.size_after(start.number) > LAG.1 {
+            if head.number.since(start.number) > LAG.0 || self.reader.size_after(start.number) > LAG.1 {
                 return Ok(true);
             }
             tokio::select! {

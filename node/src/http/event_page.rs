@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use coordinator::Error;
 use coordinator::log::Log;
+use engine::event::EventNumber;
 use engine::ids::SessionId;
 use futures_util::stream;
 
@@ -17,7 +18,7 @@ struct Writing {
     log: Log,
     session: SessionId,
     /// The number of the last event that was written.
-    after: u64,
+    after: EventNumber,
     /// How many events may still be written.
     left: u32,
     /// Nothing was written yet.
@@ -30,8 +31,8 @@ struct Writing {
 ///
 /// # Errors
 /// `NotFound` for a session that does not exist; the database's.
-pub(crate) async fn page(log: &Log, session: SessionId, page: Page<u64>) -> Result<Response, Error> {
-    let after = page.cursor.unwrap_or(0);
+pub(crate) async fn page(log: &Log, session: SessionId, page: Page<EventNumber>) -> Result<Response, Error> {
+    let after = page.cursor.unwrap_or(EventNumber::START);
     let mut writing = Writing { log: log.clone(), session, after, left: page.limit, first: true, ended: false };
     let start = writing.next().await?;
     if writing.ended {

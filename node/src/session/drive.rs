@@ -9,7 +9,7 @@ use coordinator::Error;
 use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
 use coordinator::log::{Append, CallRow};
-use engine::event::Event;
+use engine::event::{Event, EventNumber};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::CallId;
 use engine::request::Request;
@@ -262,7 +262,7 @@ impl Owner {
     async fn ended(&mut self, call: CallId, committed: &[Arc<Event>], end: End) -> Ended {
         let last = match committed.last() {
             Some(event) => event.number,
-            None => self.app.log.row(self.session).await.map_or(0, |row| row.head),
+            None => self.app.log.row(self.session).await.map_or(EventNumber::START, |row| row.head),
         };
         self.lease.tell(call, Progress::Ended(last, end.outcome)).await;
         if end.gate == GateAfter::Failed {

@@ -56,15 +56,15 @@ impl Frame {
 mod tests {
     use super::*;
     use crate::feed::LARGE;
-    use engine::event::{Event, EventType, NewEvent, Payload};
+    use engine::event::{Event, EventNumber, EventType, NewEvent, Payload};
     use engine::ids::EventId;
     use engine::time::UnixMillis;
     use std::sync::Arc;
 
     fn events(sizes: &[usize]) -> Vec<Arc<Event>> {
-        let event = |(number, size): (u64, &usize)| {
+        let event = |(number, size): (i64, &usize)| {
             let payload = Payload::Json(engine::json::encode(&"x".repeat(size - 2)));
-            let (id, key) = (EventId([number as u8; 16]), KeyId([0; 16]));
+            let (id, key, number) = (EventId([number as u8; 16]), KeyId([0; 16]), EventNumber(number));
             let event = NewEvent { id, key, kind: EventType::ToolResult, payload, from_client: false };
             Arc::new(Event { number, session: SessionId([0; 16]), call: None, created_at: UnixMillis(0), event })
         };
@@ -76,11 +76,14 @@ mod tests {
         let told =
             |sizes: &[usize]| Committed::new(SessionId([0; 16]), &events(sizes), crate::feed::LogStatus::Open, None);
         let small = told(&[LARGE / 2, LARGE / 2]);
-        assert_eq!((small.head, small.events.len(), small.left_out), (2, 2, 0));
+        assert_eq!((small.head, small.events.len(), small.left_out), (EventNumber(2), 2, 0));
         for sizes in [&[LARGE + 1][..], &[LARGE / 2, LARGE / 2, 10]] {
             let large = told(sizes);
             let all = sizes.iter().sum::<usize>();
-            assert_eq!((large.head, large.events.len(), large.left_out), (sizes.len() as u64, 0, all));
+            assert_eq!(
+                (large.head, large.events.len(), large.left_out),
+                (EventNumber::START.plus(sizes.len()), 0, all)
+            );
             assert!(Frame::decode(&Frame::Committed(large).encode()).is_some());
         }
     }

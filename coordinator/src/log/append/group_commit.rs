@@ -15,6 +15,7 @@ use super::refusal;
 use crate::db::sql::{Sql, sql};
 use crate::db::{Pool, Postgres, limited, of_write};
 use crate::{Db, Error};
+use engine::event::EventNumber;
 use engine::ids::SessionId;
 use engine::time::UnixMillis;
 use std::collections::{HashSet, VecDeque};
@@ -129,7 +130,8 @@ impl GroupCommit {
         let Some(event) = entry.events.first() else { return Ok(None) };
         let query = self.db.read(&FIND);
         let row = query.bind(event.id.0.as_slice()).bind(entry.session.0.as_slice()).optional().await?;
-        row.map(|row| Ok(Written { first: row.get("number")?, now: UnixMillis(row.get("created_at")?) })).transpose()
+        row.map(|row| Ok(Written { first: EventNumber(row.get("number")?), now: UnixMillis(row.get("created_at")?) }))
+            .transpose()
     }
 
     /// Queues one attempt and waits for its answer.

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::db::sql::word;
 use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
-use engine::event::{Event, NewEvent, Payload};
+use engine::event::{Event, EventNumber, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
@@ -46,7 +46,7 @@ pub(crate) struct Turn {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     /// The number of the first event.
-    pub first: i64,
+    pub first: EventNumber,
     /// When they were written, by the database's clock.
     pub now: UnixMillis,
 }
@@ -196,7 +196,7 @@ pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<V
         let (i, base): (i64, i64) = (row.try_get("i")?, row.try_get("base")?);
         let place = usize::try_from(i - 1).ok().and_then(|index| written.get_mut(index));
         let place = place.ok_or_else(|| sqlx::Error::Protocol(format!("an append that was not asked for: {i}")))?;
-        *place = Some(Written { first: base + 1, now: UnixMillis(row.try_get("now")?) });
+        *place = Some(Written { first: EventNumber(base).next(), now: UnixMillis(row.try_get("now")?) });
     }
     Ok(written)
 }
@@ -244,7 +244,8 @@ pub(super) async fn submit(
     group_commit
         .append(entry, move |written| {
             let to = Inserted { session, epoch, call, first: written.first, now: written.now };
-            let committed = (to.first..).zip(events).map(|(number, event)| to.committed(number, event)).collect();
+            let numbered = events.into_iter().enumerate();
+            let committed = numbered.map(|(place, event)| to.committed(to.first.plus(place), event)).collect();
             then(&committed);
             committed
         })

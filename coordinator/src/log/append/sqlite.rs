@@ -8,7 +8,7 @@ use crate::Error;
 use crate::db::sql::{Connection, Sql, sql};
 use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
-use engine::event::{Event, NewEvent, Payload};
+use engine::event::{Event, EventNumber, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
@@ -76,8 +76,8 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
     };
     let row = update.optional().await?;
     let Some(row) = row else { return Err(refused(c, append.session, Some(append.epoch)).await?) };
-    let (head, now): (i64, _) = (row.get("head")?, UnixMillis(row.get("now")?));
-    let first = head - append.events.len() as i64 + 1;
+    let (head, now) = (EventNumber(row.get("head")?), UnixMillis(row.get("now")?));
+    let first = first_of(head, &append.events);
     if let Some(open) = &append.open {
         let (idempotency, digest) = open.idempotency.as_ref().map(|(key, digest)| (key, digest.to_vec())).unzip();
         c.query(&OPEN_CALL)
@@ -87,7 +87,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
             .bind(idempotency)
             .bind(digest)
             .bind(&open.traceparent)
-            .bind(first)
+            .bind(first.0)
             .bind(now.0)
             .execute()
             .await?;
@@ -97,7 +97,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
     if let Some(end) = &append.end {
         c.query(&END_CALL)
             .bind(append.call.0.as_slice())
-            .bind(head)
+            .bind(head.0)
             .bind(engine::json::encode(&end.outcome).get())
             .execute()
             .await?;
@@ -118,12 +118,17 @@ pub(super) async fn free(
     }
     let row = c.query(&FREE).bind(session.0.as_slice()).bind(events.len() as i64).optional().await?;
     let Some(row) = row else { return Err(refused(c, session, None).await?) };
-    let (head, now): (i64, _) = (row.get("head")?, UnixMillis(row.get("now")?));
+    let (head, now) = (EventNumber(row.get("head")?), UnixMillis(row.get("now")?));
     if let Side::Join { declarations, digest } = side {
         crate::log::clients::add_client(c, session, key, declarations, digest, now).await?;
     }
-    let inserted = Inserted { session, epoch: None, call: None, first: head - events.len() as i64 + 1, now };
+    let inserted = Inserted { session, epoch: None, call: None, first: first_of(head, events), now };
     insert(c, inserted, events, None).await
+}
+
+/// The number of the first of these events, once the head is the number of the last.
+fn first_of(head: EventNumber, events: &[NewEvent]) -> EventNumber {
+    EventNumber(head.0 - events.len() as i64 + 1)
 }
 
 /// Marks the client as a driver. Returns false if it was one already.
@@ -138,15 +143,15 @@ pub(in crate::log) struct Inserted {
     pub session: SessionId,
     pub epoch: Option<Epoch>,
     pub call: Option<CallId>,
-    pub first: i64,
+    pub first: EventNumber,
     pub now: UnixMillis,
 }
 
 impl Inserted {
     /// An event with its number, as it was committed.
-    pub(crate) fn committed(&self, number: i64, event: NewEvent) -> Arc<Event> {
+    pub(crate) fn committed(&self, number: EventNumber, event: NewEvent) -> Arc<Event> {
         let (session, call, created_at) = (self.session, self.call, self.now);
-        Arc::new(Event { number: number as u64, session, call, created_at, event })
+        Arc::new(Event { number, session, call, created_at, event })
     }
 }
 
@@ -158,7 +163,8 @@ pub(in crate::log) async fn insert(
     chain: Option<&DeltaChain>,
 ) -> Result<Vec<Arc<Event>>, Error> {
     let mut committed = Vec::with_capacity(events.len());
-    for (number, event) in (to.first..).zip(events) {
+    for (place, event) in events.iter().enumerate() {
+        let number = to.first.plus(place);
         let stored;
         let payload = match &event.payload {
             Payload::Json(raw) => raw.get(),
@@ -170,7 +176,7 @@ pub(in crate::log) async fn insert(
         c.query(&ADD_EVENT)
             .bind(event.id.0.as_slice())
             .bind(to.session.0.as_slice())
-            .bind(number)
+            .bind(number.0)
             .bind(to.epoch)
             .bind(to.call.map(|call| call.0.to_vec()))
             .bind(event.key.0.as_slice())

@@ -5,12 +5,13 @@ use crate::fixture::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::cluster::{Call, Claim, Rejected};
 use coordinator::log::Epoch;
+use engine::event::EventNumber;
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use engine::turn::Opening;
 
 fn ended() -> Progress {
-    Progress::Ended(7, Outcome::Unavailable)
+    Progress::Ended(EventNumber(7), Outcome::Unavailable)
 }
 
 fn refusal() -> RpcError {

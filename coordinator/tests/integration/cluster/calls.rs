@@ -4,6 +4,7 @@ use crate::cluster::test_cluster::{LEASE, LIMIT, TestCluster, idle, over, run, t
 use crate::fixture::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::cluster::{Claim, Rejected};
+use engine::event::EventNumber;
 use engine::outcome::Outcome;
 use engine::rpc::RpcError;
 use redis::AsyncCommands;
@@ -192,7 +193,10 @@ async fn waiters_elsewhere_follow_start_and_end() {
     told(&mut waiter, |p| *p == Progress::Running).await;
     lease.tell(call.id, Progress::Running).await;
     test.nodes[0].log.append(crate::fixture::going_on(&append, Some(crate::fixture::ended()))).await.expect("ended");
-    assert_eq!(told(&mut waiter, |p| matches!(p, Progress::Ended(..))).await, Progress::Ended(3, Outcome::Unavailable));
+    assert_eq!(
+        told(&mut waiter, |p| matches!(p, Progress::Ended(..))).await,
+        Progress::Ended(EventNumber(3), Outcome::Unavailable)
+    );
     assert_eq!(waits(&test).await, 0);
     test.end().await;
 }

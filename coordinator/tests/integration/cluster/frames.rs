@@ -4,7 +4,7 @@ use crate::cluster::test_cluster::{TestCluster, message, told};
 use crate::fixture::{until, within};
 use coordinator::cluster::{Progress, Signal};
 use coordinator::reader::Reader;
-use engine::event::EventType;
+use engine::event::{EventNumber, EventType};
 use engine::rpc::RpcError;
 
 async fn says(test: &TestCluster, node: usize, times: usize) {
@@ -14,12 +14,12 @@ async fn says(test: &TestCluster, node: usize, times: usize) {
 }
 
 /// Reads up to that number: each number once, in order.
-async fn reads(reader: &mut Reader, last: u64) {
+async fn reads(reader: &mut Reader, last: EventNumber) {
     while reader.seen() < last {
         let (before, head) = (reader.seen(), reader.head());
         let events = within("a read", reader.read(head.number)).await.expect("read");
-        let numbers: Vec<u64> = events.iter().map(|shown| shown.event.number).collect();
-        assert_eq!(numbers, (before + 1..before + 1 + numbers.len() as u64).collect::<Vec<_>>());
+        let numbers: Vec<_> = events.iter().map(|shown| shown.event.number).collect();
+        assert_eq!(numbers, (1..=numbers.len()).map(|n| before.plus(n)).collect::<Vec<_>>());
         if reader.seen() < last && reader.seen() >= head.number {
             within(&format!("news after {}", reader.seen()), reader.moved(head)).await;
         }
@@ -45,7 +45,7 @@ async fn subscriptions_elsewhere_get_everything_once() {
     };
     let (_, (mut late, from)) = tokio::join!(writers, late);
     let head = test.fixture.log.row(test.session).await.expect("a row").head;
-    assert!(from.head >= row.head && head >= row.head + 60);
+    assert!(from.head >= row.head && head >= row.head.plus(60));
     reads(&mut early, head).await;
     reads(&mut late, head).await;
     test.end().await;
@@ -58,10 +58,10 @@ async fn news_that_were_lost_are_found() {
     let (mut reader, row) = test.nodes[1].open_reader(test.session).await.expect("watched");
     test.flush().await;
     says(&test, 0, 3).await;
-    reads(&mut reader, row.head + 3).await;
+    reads(&mut reader, row.head.plus(3)).await;
     test.server.as_ref().unwrap().signal("STOP");
     says(&test, 0, 3).await;
-    reads(&mut reader, row.head + 6).await;
+    reads(&mut reader, row.head.plus(6)).await;
     test.server.as_ref().unwrap().signal("CONT");
     test.end().await;
 }
@@ -73,7 +73,7 @@ async fn large_events_are_read_from_the_database() {
     let large = crate::fixture::says(test.key, &format!("{{\"content\":\"{}\"}}", "x".repeat(200_000)));
     let side = coordinator::log::Side::Nothing;
     test.nodes[0].log.append_free(test.session, test.key, vec![large], side).await.expect("appended");
-    reads(&mut reader, row.head + 1).await;
+    reads(&mut reader, row.head.plus(1)).await;
     test.end().await;
 }
 

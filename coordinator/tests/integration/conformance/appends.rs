@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, ended, event, going_on, opening, says};
 use coordinator::Error;
-use engine::event::EventType;
+use engine::event::{EventNumber, EventType};
 use engine::gate::{Gate, GateFound};
 use engine::ids::CallId;
 use engine::outcome::Outcome;
@@ -46,9 +46,9 @@ pub(super) async fn a_call_is_recorded_with_its_end(fixture: &Fixture) {
     let open = opening(session, epoch, key, GateFound::Free);
     assert!(fixture.log.call(open.call).await.unwrap().is_none());
     let committed = fixture.log.append(open.clone()).await.unwrap();
-    assert_eq!((committed[0].number, committed[0].call), (2, Some(open.call)));
+    assert_eq!((committed[0].number, committed[0].call), (EventNumber(2), Some(open.call)));
     let record = fixture.log.call(open.call).await.unwrap().unwrap();
-    assert_eq!((record.first, record.ended), (2, None));
+    assert_eq!((record.first, record.ended), (EventNumber(2), None));
     assert!(
         matches!(fixture.log.row(session).await.unwrap().gate, Gate::Running { call, takeovers: 0 } if call == open.call)
     );
@@ -56,7 +56,7 @@ pub(super) async fn a_call_is_recorded_with_its_end(fixture: &Fixture) {
     fixture.free(session, key, vec![event(key, EventType::SandboxRunning)]).await.unwrap();
     let last = fixture.log.append(going_on(&open, Some(ended()))).await.unwrap();
     let record = fixture.log.call(open.call).await.unwrap().unwrap();
-    assert_eq!((record.first, record.ended), (2, Some((last[0].number, Outcome::Unavailable))));
+    assert_eq!((record.first, record.ended), (EventNumber(2), Some((last[0].number, Outcome::Unavailable))));
     assert!(matches!(fixture.log.row(session).await.unwrap().gate, Gate::Free));
 
     let mut both = opening(session, epoch, key, GateFound::Free);
@@ -64,7 +64,8 @@ pub(super) async fn a_call_is_recorded_with_its_end(fixture: &Fixture) {
     fixture.log.append(both.clone()).await.unwrap();
     let record = fixture.log.call(both.call).await.unwrap().unwrap();
     assert_eq!(record.traceparent, None);
-    assert_eq!((record.first, record.ended), (5, Some((5, Outcome::Unavailable))), "opened and ended in one append");
+    let (five, outcome) = (EventNumber(5), Outcome::Unavailable);
+    assert_eq!((record.first, record.ended), (five, Some((five, outcome))), "opened and ended in one append");
 
     let calls: Vec<_> = fixture.events(session).await.iter().map(|event| event.call).collect();
     assert_eq!(calls, [None, Some(open.call), None, Some(open.call), Some(both.call)]);

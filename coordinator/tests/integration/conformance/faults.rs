@@ -4,7 +4,7 @@ use crate::conformance::proxy::Proxy;
 use crate::fixture::{DEADLINE, Fixture, ended, event, going_on, opening, says, until, within};
 use coordinator::log::{Append, Epoch};
 use coordinator::{Error, PostgresSettings};
-use engine::event::{EventType, NewEvent};
+use engine::event::{EventNumber, EventType, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{KeyId, SessionId};
 use engine::outcome::Outcome;
@@ -122,8 +122,8 @@ async fn an_append_whose_connection_broke_while_it_waited_is_applied_once() {
         let log = fixture.contiguous(session).await;
         assert_eq!(log, [before, ids.clone()].concat(), "{kind:?}");
         let told: Vec<_> = written.iter().map(|event| (event.number, event.event.id)).collect();
-        let first = log.len() - ids.len() + 1;
-        assert_eq!(told, (first as u64..).zip(ids).collect::<Vec<_>>(), "{kind:?}");
+        let numbers = (log.len() - ids.len() + 1..).map(|number| EventNumber::START.plus(number));
+        assert_eq!(told, numbers.zip(ids).collect::<Vec<_>>(), "{kind:?}");
     }
     fixture.end().await;
 }
@@ -142,8 +142,8 @@ async fn an_append_whose_answer_was_lost_is_applied_once() {
         let written = written.unwrap_or_else(|error| panic!("{kind:?}: {error:?}"));
         within("the cut", proxy.cuts(index + 1)).await;
         assert_eq!(fixture.contiguous(session).await, [before, ids.clone()].concat(), "{kind:?}");
-        assert_eq!(written[0].number, row.head + 1);
-        assert_eq!(reader.head().number, row.head + ids.len() as u64, "published");
+        assert_eq!(written[0].number, row.head.next());
+        assert_eq!(reader.head().number, row.head.plus(ids.len()), "published");
         let shown = reader.read(reader.head().number).await.unwrap();
         assert_eq!(shown.iter().map(|shown| shown.event.event.id).collect::<Vec<_>>(), ids);
     }
@@ -246,7 +246,7 @@ async fn a_lock_that_is_held_too_long_is_a_definite_failure() {
     assert!(matches!(done, Err(Error::Unavailable(_))), "{done:?}");
     let taken = within("a write", fixture.log.take(session, Epoch::UNOWNED)).await;
     assert!(matches!(taken, Err(Error::Unavailable(_))), "{taken:?}");
-    assert_eq!(fixture.log.row(session).await.unwrap().head, 1, "readers wait for nobody");
+    assert_eq!(fixture.log.row(session).await.unwrap().head, EventNumber(1), "readers wait for nobody");
     lock.execute("COMMIT").await.unwrap();
     fixture.free(session, key, vec![report]).await.unwrap();
     assert_eq!(fixture.contiguous(session).await.len(), 2);
@@ -314,7 +314,7 @@ async fn a_reader_that_leaves_spoils_no_connection() {
         tokio::task::yield_now().await;
         let _ = (futures_util::poll!(read.as_mut()), futures_util::poll!(write.as_mut()));
     }
-    assert_eq!(within("a read", fixture.log.row(session)).await.unwrap().head, 1);
+    assert_eq!(within("a read", fixture.log.row(session)).await.unwrap().head, EventNumber(1));
     let mut connection = PgConnection::connect(&format!("{}/postgres", services::postgres())).await.unwrap();
     let idle = format!(
         "SELECT 1 FROM pg_stat_activity WHERE datname = '{}' AND state LIKE 'idle in transaction%'",

@@ -51,7 +51,7 @@ async fn a_restart_under_load_loses_and_doubles_nothing() {
     for _ in 0..2 {
         let head = fixture.log.row(session).await.unwrap().head;
         until("writes go on", async || match fixture.log.row(session).await {
-            Ok(row) if row.head > head + 20 => Ok(()),
+            Ok(row) if row.head > head.plus(20) => Ok(()),
             other => Err(other.map(|row| row.head)),
         })
         .await;

@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, event, going_on, opening, says, within};
 use coordinator::log::{Append, Log, Side};
 use coordinator::reader::Reader;
 use engine::event::payload::{CompactionCompleted, ServerMessage, Synthetic};
-use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::event::{Event, EventNumber, EventType, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{EventId, KeyId};
 use engine::json;
@@ -21,15 +21,15 @@ pub(super) async fn pages_go_on_where_the_last_ended(fixture: &Fixture) {
     }
     let ids = fixture.contiguous(session).await;
     let numbers = async |after, limit| {
-        let page = fixture.log.page(session, after, limit).await.unwrap();
+        let page = fixture.log.page(session, EventNumber(after), limit).await.unwrap();
         assert!(!page.cut);
-        page.events.iter().map(|event| event.number).collect::<Vec<_>>()
+        page.events.iter().map(|event| event.number.0).collect::<Vec<_>>()
     };
     assert_eq!(numbers(0, 3).await, [1, 2, 3]);
     assert_eq!(numbers(3, 4).await, [4, 5, 6, 7]);
     assert_eq!(numbers(49, 10).await, [50, 51]);
     assert!(numbers(51, 10).await.is_empty());
-    assert_eq!(fixture.log.number_of(session, ids[41]).await.unwrap(), Some(42));
+    assert_eq!(fixture.log.number_of(session, ids[41]).await.unwrap(), Some(EventNumber(42)));
     let (other, _) = fixture.session().await;
     assert_eq!(fixture.log.number_of(other, ids[41]).await.unwrap(), None, "in another session's log");
     assert_eq!(fixture.log.number_of(session, EventId(coordinator::fresh_id())).await.unwrap(), None);
@@ -48,7 +48,7 @@ pub(super) async fn large_events_cut_a_page(fixture: &Fixture) {
     sent.push(huge.payload.text().len());
     fixture.free(session, key, vec![huge, event(key, EventType::SandboxRunning)]).await.unwrap();
 
-    let (mut after, mut pages, mut read) = (0, Vec::new(), Vec::new());
+    let (mut after, mut pages, mut read) = (EventNumber::START, Vec::new(), Vec::new());
     loop {
         let page = fixture.log.page(session, after, 100).await.unwrap();
         let Some(last) = page.events.last() else { break };
@@ -57,7 +57,7 @@ pub(super) async fn large_events_cut_a_page(fixture: &Fixture) {
         let sizes = page.events.iter().map(|event| event.event.payload.text().len());
         read.extend(sizes.filter(|size| *size > 1000));
     }
-    assert_eq!(after, 13);
+    assert_eq!(after, EventNumber(13));
     assert_eq!(read, sent);
     assert_eq!(pages, [(6, true), (6, true), (1, false)]);
 }
@@ -117,8 +117,9 @@ pub(super) async fn requests_are_whole(fixture: &Fixture) {
         requests.map(|event| event.event.payload.text().into_owned()).collect::<Vec<_>>()
     };
     assert_eq!(shown(&fixture.events(session).await), whole);
+    let before = |index: usize| EventNumber(2).plus(2 * index);
     for (index, whole) in whole.iter().enumerate() {
-        let page = fixture.log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+        let page = fixture.log.page(session, before(index), 1).await.unwrap();
         assert_eq!(shown(&page.events), std::slice::from_ref(whole), "read alone");
     }
     // Whatever was read before, in this process: nothing, an earlier one, the same, a later one, one of another chain.
@@ -126,14 +127,14 @@ pub(super) async fn requests_are_whole(fixture: &Fixture) {
         for second in 0..sent.len() {
             let log = Log::new(fixture.db.clone(), Arc::default());
             for index in [first, second] {
-                let page = log.page(session, 2 + 2 * index as u64, 100).await.unwrap();
+                let page = log.page(session, before(index), 100).await.unwrap();
                 assert_eq!(shown(&page.events), whole[index..], "from {index} on, {first} before");
-                let page = log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+                let page = log.page(session, before(index), 1).await.unwrap();
                 assert_eq!(shown(&page.events), whole[index..=index], "{index} alone, {first} before");
             }
             let log = Log::new(fixture.db.clone(), Arc::default());
             for index in [first, second, first] {
-                let page = log.page(session, 2 + 2 * index as u64, 1).await.unwrap();
+                let page = log.page(session, before(index), 1).await.unwrap();
                 assert_eq!(shown(&page.events), whole[index..=index], "{first}, {second}, {first}: {index}");
             }
         }
@@ -199,8 +200,8 @@ pub(super) async fn a_session_is_folded_from_its_compaction(fixture: &Fixture) {
 pub(super) async fn a_reader_sees_each_event_once_in_order(fixture: &Fixture) {
     let (session, key) = fixture.session().await;
     let (mut reader, row) = Reader::open(&fixture.log, session, async {}).await.unwrap();
-    assert_eq!(row.head, 1);
-    reader.seek(0);
+    assert_eq!(row.head, EventNumber(1));
+    reader.seek(EventNumber::START);
     let write = |log: Log| async move {
         for _ in 0..25 {
             let report = vec![event(key, EventType::SandboxRunning)];

@@ -5,7 +5,7 @@ use coordinator::Error;
 use coordinator::feed::{Feeds, LogStatus};
 use coordinator::log::{Epoch, Log, Side, State};
 use coordinator::reader::Reader;
-use engine::event::EventType;
+use engine::event::{EventNumber, EventType};
 use engine::gate::{End, Gate, GateAfter, GateFound};
 use engine::ids::{EventId, SessionId};
 use engine::outcome::Outcome;
@@ -136,7 +136,7 @@ pub(super) async fn clients_join_and_register(fixture: &Fixture) {
     let join = |digest| Side::Join { declarations: declarations.clone(), digest };
     let joined = event(joiner, EventType::SessionJoin);
     let events = fixture.log.append_free(session, joiner, vec![joined], join([5; 32])).await.unwrap();
-    assert_eq!(events[0].number, 2);
+    assert_eq!(events[0].number, EventNumber(2));
     let secret = coordinator::accounts::Digest([5; 32]);
     assert_eq!(fixture.accounts.session_client(secret).await.unwrap().unwrap().key, joiner);
     let again =
@@ -176,7 +176,7 @@ pub(super) async fn an_unknown_session_is_not_found(fixture: &Fixture) {
         Err(Error::NotFound)
     ));
     assert!(matches!(fixture.log.begin_close(unknown, key, "client_close").await, Err(Error::NotFound)));
-    assert!(fixture.log.page(unknown, 0, 10).await.unwrap().events.is_empty());
+    assert!(fixture.log.page(unknown, EventNumber::START, 10).await.unwrap().events.is_empty());
     let twice = new_session(fixture.profile().await, key, State::Open);
     let mut copy = new_session(twice.profile, key, State::Open);
     copy.id = twice.id;

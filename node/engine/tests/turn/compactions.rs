@@ -76,7 +76,7 @@ fn attempt(reader: &mut Reader<'_>, state: &mut State) -> Result<Result<Outcome,
         state.seen.add("store failures", 1);
         return Ok(Ok(Outcome::Unavailable));
     }
-    let first = reader.events.get(reader.at).map(|e| e.number as usize - 1);
+    let first = reader.events.get(reader.at).map(|e| e.number.previous().0 as usize);
     let preamble = reader.take(EventType::ServerMessage)?;
     assert!(preamble.is("synthetic", "compaction_preamble") && preamble.is("role", "user"));
     assert_eq!(preamble.raw("content"), format!(r#"[{{"type":"text","text":{}}}]"#, quoted(PREAMBLE)));

@@ -6,7 +6,7 @@ use crate::plan::{Call, Plan, Row, Stops};
 use crate::read::{Fields, quoted};
 use crate::requests;
 use crate::script::{By, Fit, Op, Script, What};
-use engine::event::{Event, EventType, NewEvent, Payload};
+use engine::event::{Event, EventNumber, EventType, NewEvent, Payload};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, EventId, KeyId, SessionId, SubagentId};
 use engine::json;
@@ -37,9 +37,9 @@ pub(crate) struct Fixture<'a> {
     pub plan: Plan,
     fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
     pub log: Vec<Event>,
-    stored: BTreeMap<u64, String>,
+    stored: BTreeMap<EventNumber, String>,
     /// Every stored request, as it is read back.
-    loaded: BTreeMap<u64, Arc<Request>>,
+    loaded: BTreeMap<EventNumber, Arc<Request>>,
     pub row: Row,
     pub calls: Vec<Call>,
     pub appends: usize,
@@ -243,10 +243,10 @@ impl<'a> Fixture<'a> {
     }
 
     fn append(&mut self, turn: &mut Turn, step: &Step) {
-        let (first, id, key) = (self.log.len() as u64 + 1, self.opened().id, self.opened().key);
+        let (first, id, key) = (self.next_number(), self.opened().id, self.opened().key);
         let chain = turn.chain().cloned();
         for event in &step.events {
-            let number = self.log.len() as u64 + 1;
+            let number = self.next_number();
             self.log.push(committed(number, Some(id), event.clone()));
             if let Payload::Request(request) = &event.payload {
                 self.stored.insert(number, request.store(chain.as_ref()));
@@ -283,7 +283,7 @@ impl<'a> Fixture<'a> {
             _ => return,
         };
         let event = self.stranger(kind, &serde_json::json!({}));
-        self.log.push(committed(self.log.len() as u64 + 1, None, event));
+        self.log.push(committed(self.next_number(), None, event));
     }
 
     /// Lets as many other subagents run as the script says. A local subagent, which does not count, is reported too.
@@ -315,7 +315,7 @@ impl<'a> Fixture<'a> {
     fn subagent(&mut self, turn: &mut Turn, kind: EventType, dispatch: &str, id: SubagentId) {
         let payload = serde_json::json!({"dispatch": dispatch, "subagent_id": id});
         let event = self.stranger(kind, &payload);
-        let event = committed(self.log.len() as u64 + 1, None, event);
+        let event = committed(self.next_number(), None, event);
         turn.apply(&event);
         self.log.push(event);
     }
@@ -333,8 +333,13 @@ impl<'a> Fixture<'a> {
         stops
     }
 
+    /// The number of the event that comes next.
+    fn next_number(&self) -> EventNumber {
+        EventNumber::START.plus(self.log.len() + 1)
+    }
+
     /// Reads a request back in the way a reader of the log does, from the start of its delta chain on.
-    fn load(&self, number: u64) -> Request {
+    fn load(&self, number: EventNumber) -> Request {
         let root = Request::root(&self.stored[&number]).unwrap().unwrap_or(number);
         let mut before: Option<Request> = None;
         for (_, text) in self.stored.range(root..=number) {
@@ -409,6 +414,6 @@ impl<'a> Fixture<'a> {
     }
 }
 
-fn committed(number: u64, call: Option<CallId>, event: NewEvent) -> Event {
-    Event { number, session: SessionId([7; 16]), call, created_at: UnixMillis(number as i64), event }
+fn committed(number: EventNumber, call: Option<CallId>, event: NewEvent) -> Event {
+    Event { number, session: SessionId([7; 16]), call, created_at: UnixMillis(number.0), event }
 }

@@ -7,7 +7,7 @@ use crate::plan::{Call, Row};
 use crate::read::{Fields, array, blocks};
 use crate::requests::block;
 use crate::script::Fit;
-use engine::event::{Event, EventType};
+use engine::event::{Event, EventNumber, EventType};
 use engine::gate::{GateAfter, GateFound};
 use engine::ids::KeyId;
 use engine::open::Compaction;
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
 pub(crate) fn check(fixture: &Fixture<'_>) -> Seen {
     let mut state = State::default();
     for (i, event) in fixture.log.iter().enumerate() {
-        assert_eq!(event.number, i as u64 + 1);
+        assert_eq!(event.number, EventNumber::START.plus(i + 1));
         if event.call.is_some() {
             fields::check(event);
         }
