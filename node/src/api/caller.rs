@@ -7,6 +7,7 @@ use engine::event::NewEvent;
 use engine::event::payload::EventPayload;
 use engine::ids::{EventId, KeyId, SessionId};
 use engine::rpc::{Method, RpcError};
+use serde_json::json;
 use std::sync::Arc;
 
 /// The answer of a method that is answered at once: its result as JSON text.
@@ -34,6 +35,12 @@ impl Caller {
     pub(super) async fn append(&self, events: Vec<NewEvent>, side: Side) -> Result<(), RpcError> {
         let appended = self.app.log.append_free(self.session, self.key, events, side).await;
         appended.map(drop).map_err(|error| failed(&error))
+    }
+
+    /// Appends the event of a client's report, and answers the report.
+    pub(super) async fn record_report(&self, event: NewEvent) -> Answer {
+        self.append(vec![event], Side::Nothing).await?;
+        Ok(json!({"reported": true}).to_string())
     }
 
     pub(super) async fn record(&self) -> Result<Record, RpcError> {

@@ -10,7 +10,6 @@ use engine::event::payload::{Dispatched, SandboxError, SandboxRunning, SandboxSt
 use engine::json::Raw;
 use engine::params::{self, LocalSandbox, LocalSandboxState};
 use engine::rpc::{Method, RpcError};
-use serde_json::json;
 
 pub(super) async fn start(caller: &Caller, params: &Raw) -> Answer {
     let admission = caller.admission().await?;
@@ -65,8 +64,7 @@ pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
             unsandboxed: report.unsandboxed,
         }),
     };
-    caller.append(vec![event], Side::Nothing).await?;
-    Ok(json!({"reported": true}).to_string())
+    caller.record_report(event).await
 }
 
 fn running(report: LocalSandbox) -> SandboxRunning {

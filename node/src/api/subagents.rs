@@ -3,14 +3,12 @@
 //! The events belong to no turn: they may be appended while one runs, and do not affect it.
 
 use super::caller::{Answer, Caller};
-use coordinator::log::Side;
 use engine::event::payload::{
     Dispatched, SubagentCancelled, SubagentCompleted, SubagentFailed, SubagentRunning, SubagentStart,
 };
 use engine::json::Raw;
 use engine::params::{self, LocalSubagent, LocalSubagentState};
 use engine::rpc::{Method, RpcError};
-use serde_json::json;
 
 pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::ReportLocalSubagent)?;
@@ -29,8 +27,7 @@ pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
         LocalSubagentState::Failed => caller.event(&failed(report)),
         LocalSubagentState::Cancelled => caller.event(&SubagentCancelled(failed(report))),
     };
-    caller.append(vec![event], Side::Nothing).await?;
-    Ok(json!({"reported": true}).to_string())
+    caller.record_report(event).await
 }
 
 fn begun(report: LocalSubagent) -> SubagentStart {
