@@ -56,6 +56,7 @@ pub(super) fn read(row: &Row) -> Result<Gate, Error> {
 mod tests {
     use super::*;
     use engine::outcome::Outcome;
+    use sqlx::Connection as _;
     use std::time::Duration;
 
     #[test]
@@ -70,5 +71,32 @@ mod tests {
             let end = gate.map(|gate| End { outcome: Outcome::Unavailable, gate });
             assert_eq!(GateColumns::after(end.as_ref()), GateColumns { phase, state, pause });
         }
+    }
+
+    async fn read_from(columns: &str) -> Result<Gate, Error> {
+        let mut database = sqlx::SqliteConnection::connect("sqlite::memory:").await.expect("a database");
+        let sql = sqlx::AssertSqlSafe(format!("SELECT {columns}"));
+        read(&Row::Sqlite(sqlx::query(sql).fetch_one(&mut database).await.expect("a row")))
+    }
+
+    #[tokio::test]
+    async fn rows_are_read_or_refused() {
+        let (id, text) = ([7; 16], "x'07070707070707070707070707070707'");
+        let paused = |deadline: i64| format!("'paused' AS phase, {text} AS owner, {deadline} AS deadline, 1000 AS now");
+        let pause = |left| Gate::Paused(Pause { owner: KeyId(id), left: Duration::from_millis(left) });
+        let running = format!("'running' AS phase, {text} AS call, 3 AS takeovers");
+        let table = [
+            ("'idle' AS phase".to_owned(), Gate::Free),
+            (running, Gate::Running { call: CallId(id), takeovers: 3 }),
+            (paused(1500), pause(500)),
+            (paused(900), pause(0)),
+        ];
+        for (columns, gate) in table {
+            assert_eq!(read_from(&columns).await.expect(&columns), gate);
+        }
+        let unknown = read_from("'waiting' AS phase").await;
+        assert!(matches!(&unknown, Err(Error::Unreadable(why)) if why.contains("\"waiting\"")), "{unknown:?}");
+        let ownerless = read_from("'paused' AS phase, NULL AS owner, 1 AS deadline, 1 AS now").await;
+        assert!(matches!(&ownerless, Err(Error::Unreadable(_))), "{ownerless:?}");
     }
 }
