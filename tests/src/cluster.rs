@@ -334,6 +334,14 @@ impl Cluster {
         session
     }
 
+    /// A session with an owner: a turn with the message `warm` has run in it. Returns the session and its owner's node.
+    pub async fn owned_session(&self) -> (Session, usize) {
+        let session = self.driver().await;
+        self.at(&session, 0).send("warm").await.text();
+        let owner = self.owner(&session, 0).await;
+        (session, owner)
+    }
+
     /// A second client key's view of the session, through that node.
     pub async fn second(&self, session: &Session, node: usize) -> Session {
         let key = self.nodes[node].admin().key("second", &self.profile).await;

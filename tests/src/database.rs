@@ -37,6 +37,15 @@ impl Database {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.0).await.expect("a session's row")
     }
 
+    /// Milliseconds until the session's pause expires, by the database's clock; negative when it has expired.
+    pub async fn pause_left(&self, session: &str) -> i64 {
+        let now = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+        let sql = format!("SELECT deadline - {now} FROM sessions WHERE id = {}", blob(session));
+        let left: Option<i64> =
+            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.0).await.expect("a session's row");
+        left.expect("a pause")
+    }
+
     /// Deletes a profile although keys use it.
     pub async fn delete_profile(&self, profile: &str) {
         let sql = format!("UPDATE profiles SET deleted_at = updated_at WHERE id = {}", blob(profile));

@@ -70,9 +70,7 @@ async fn unsubscribe_from_another_node() {
 #[tokio::test]
 async fn delete_through_another_node() {
     let cluster = Cluster::start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     let third = cluster.other(&[owner, asked]);
     let mut streams = Vec::new();

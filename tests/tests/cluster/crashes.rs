@@ -13,9 +13,7 @@ use tokio::time::Instant;
 #[tokio::test]
 async fn killed_during_the_provider_call() {
     let mut cluster = Cluster::start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     let mut held = cluster.provider.hold(Answer::text("never sent"));
     let running = cluster.at(&session, asked).start_send("hello").await;
@@ -71,9 +69,7 @@ async fn killed_with_nobody_waiting() {
 async fn killed_during_a_tool_call() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
     let mut cluster = Plan::default().mcp(&mcp).start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     cluster.provider.push(Answer::tools(&[("tu_1", "ls", json!({"n": 1})), ("tu_2", "ls", json!({"n": 2}))]));
     let mut held = mcp.hold(Outcome::Text("never sent".to_owned()));
@@ -96,9 +92,7 @@ async fn killed_during_a_tool_call() {
 #[tokio::test]
 async fn a_frozen_owner_wakes_up() {
     let cluster = Cluster::start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     let mut held = cluster.provider.hold(Answer::tools(&[("tu_1", "clock", json!({}))]));
     let running = cluster.at(&session, asked).start_send("hello").await;

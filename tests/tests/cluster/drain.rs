@@ -1,10 +1,14 @@
 //! SIGTERM: what runs ends within the grace or is handed over, what waits goes on elsewhere (F5, F6).
 
+use futures_util::future::join_all;
 use serde_json::json;
+use std::cell::Cell;
 use tests::checker::Accepted;
+use tests::client::Session;
 use tests::cluster::{Plan, of_type};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp};
+use tests::poll;
 use tests::provider::Answer;
 use tokio::time::Instant;
 
@@ -12,9 +16,7 @@ use tokio::time::Instant;
 #[tokio::test]
 async fn a_turn_ends_within_the_grace() {
     let mut cluster = Plan::default().env("BAE_SHUTDOWN_TIMEOUT", "20").start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let living = [cluster.other(&[owner]), cluster.other(&[owner, cluster.other(&[owner])])];
     let mut held = cluster.provider.hold(Answer::text("in time"));
     let running = cluster.at(&session, owner).start_send("running").await;
@@ -22,7 +24,7 @@ async fn a_turn_ends_within_the_grace() {
     let waiting =
         [cluster.at(&session, living[0]).start_send("A").await, cluster.at(&session, living[1]).start_send("B").await];
     cluster.nodes[owner].server.terminate();
-    tests::poll::until(tests::poll::DEADLINE, "draining", async || {
+    tests::poll::until(poll::DEADLINE, "draining", async || {
         let nodes = cluster.nodes[living[0]].admin().get("/admin/v1/nodes").await.expect(200).json();
         let items = nodes["items"].as_array().unwrap().clone();
         let own = items.iter().find(|item| item["node"] == cluster.nodes[owner].name.as_str());
@@ -47,9 +49,7 @@ async fn a_turn_is_handed_over() {
     // A Redis that no other test has taught anything.
     let plan = Plan::default().own_redis().env("BAE_SHUTDOWN_TIMEOUT", "1").env("BAE_LEASE", "10");
     let mut cluster = plan.start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     let mut held = cluster.provider.hold(Answer::text("never sent"));
     let mut again = cluster.provider.hold(Answer::text("handed over"));
@@ -93,9 +93,8 @@ async fn rolling_restarts_during_one_turn() {
     held.arrived().await;
     held.release();
     drop(running);
-    let log = cluster
-        .until(&session, tests::poll::DEADLINE, "the turn's end", |log| log.phase == "idle" && log.head > 4)
-        .await;
+    let log =
+        cluster.until(&session, poll::DEADLINE, "the turn's end", |log| log.phase == "idle" && log.head > 4).await;
     assert_eq!(log.types().last().unwrap(), "server.message.send");
     assert_eq!(of_type(&log, "tool.result").len(), 6);
     assert_eq!(mcp.calls().len(), 6, "each tool ran once");
@@ -103,57 +102,61 @@ async fn rolling_restarts_during_one_turn() {
     cluster.check(&session).await;
 }
 
-/// F6: every node is replaced in turn under load. Clients send again, elsewhere, what a node did not answer; each message is
-/// in the log once, and nothing fails.
+/// Sends a message through one node after the other, beginning with `first`, until a node answers it. A refusal on the way
+/// must say that the call may be repeated.
+async fn send_until_answered(nodes: &[Session], first: usize, text: &str) {
+    let mut asked = (0..nodes.len()).cycle().skip(first);
+    poll::until(poll::DEADLINE, "the answer of a node", async || {
+        let params = json!({"message": {"content": text}, "idempotency_key": text});
+        let node = &nodes[asked.next().expect("a node")];
+        let outcome = node.try_rpc("session.sendMessage", params).await;
+        let last = outcome.as_ref().ok().and_then(|outcome| outcome.frames.last());
+        if last.is_some_and(|frame| frame.get("result").is_some()) {
+            return Ok(());
+        }
+        let refused = last.and_then(|frame| frame.get("error"));
+        assert!(refused.is_none_or(|error| error["data"]["retryable"] == true), "{outcome:?}");
+        Err(outcome)
+    })
+    .await;
+}
+
+/// F6: every node is replaced in turn under load. Clients send again, to another node, what a node did not answer. Each
+/// message is in the log once, and nothing fails.
 #[tokio::test]
 async fn rolling_restart_under_load() {
     let mut cluster = Plan::default().env("BAE_SHUTDOWN_TIMEOUT", "5").start().await;
-    let (stop, _) = tokio::sync::watch::channel(false);
-    let mut load = Vec::new();
+    let mut sessions = Vec::new();
     for index in 0..3 {
         let session = cluster.driver().await;
-        let nodes: Vec<_> = (0..3).map(|node| cluster.at(&session, (index + node) % 3)).collect();
-        let stopped = stop.subscribe();
-        let task = tokio::spawn(async move {
-            let mut sent = 0;
-            while !*stopped.borrow() {
-                let params = json!({"message": {"content": sent.to_string()}, "idempotency_key": sent.to_string()});
-                let mut tries = 0;
-                let deadline = Instant::now() + tests::poll::DEADLINE;
-                loop {
-                    let outcome = nodes[(sent + tries) % 3].try_rpc("session.sendMessage", params.clone()).await;
-                    let last = outcome.as_ref().ok().and_then(|outcome| outcome.frames.last());
-                    if last.is_some_and(|frame| frame.get("result").is_some()) {
-                        break;
-                    }
-                    let refused = last.and_then(|frame| frame.get("error"));
-                    assert!(refused.is_none_or(|error| error["data"]["retryable"] == true), "{outcome:?}");
-                    tries += 1;
-                    assert!(Instant::now() < deadline, "no node answers after {tries} tries: {outcome:?}");
-                    // A node that is starting refuses connections at once. (The compiler takes `poll::until`'s asynchronous
-                    // closure for one that cannot go into a spawned task.)
-                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                }
-                sent += 1;
-            }
-            sent
-        });
-        load.push((session, task));
+        let nodes: Vec<Session> = (0..3).map(|node| cluster.at(&session, (index + node) % 3)).collect();
+        sessions.push((session, nodes));
     }
-    for node in 0..3 {
-        for (session, _) in &load {
-            let before = cluster.log(session).await.calls.len();
-            let more = |log: &tests::checker::Log| log.calls.len() > before + 1;
-            cluster.until(session, tests::poll::DEADLINE, "load", more).await;
+    let stopped = Cell::new(false);
+    let load = join_all(sessions.iter().map(async |(_, nodes)| {
+        let mut sent = 0;
+        while !stopped.get() {
+            send_until_answered(nodes, sent % nodes.len(), &sent.to_string()).await;
+            sent += 1;
         }
-        cluster.nodes[node].server.terminate();
-        assert!(cluster.nodes[node].server.ended().await.success());
-        cluster.nodes[node].start().await;
-    }
-    stop.send(true).unwrap();
-    for (session, task) in load {
-        let sent = task.await.unwrap();
-        let log = cluster.log(&session).await;
+        sent
+    }));
+    let restarts = async {
+        for node in 0..3 {
+            for (session, _) in &sessions {
+                let before = cluster.log(session).await.calls.len();
+                let more = |log: &tests::checker::Log| log.calls.len() > before + 1;
+                cluster.until(session, poll::DEADLINE, "load", more).await;
+            }
+            cluster.nodes[node].server.terminate();
+            assert!(cluster.nodes[node].server.ended().await.success());
+            cluster.nodes[node].start().await;
+        }
+        stopped.set(true);
+    };
+    let (sent, ()) = tokio::join!(load, restarts);
+    for ((session, _), sent) in sessions.iter().zip(sent) {
+        let log = cluster.log(session).await;
         let accepted: Vec<Accepted> = (0..sent).map(|number: usize| Accepted::new(&number.to_string())).collect();
         assert_eq!(log.violations(), []);
         assert_eq!(log.compare_accepted(&accepted), []);

@@ -19,9 +19,7 @@ const CLOSED: &str = "session is closed, not open";
 #[tokio::test]
 async fn an_appends_connection_breaks_while_it_waits() {
     let cluster = Plan::default().proxied().start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     let mut held = cluster.provider.hold(Answer::text("once"));
     let running = cluster.at(&session, asked).start_send("hello").await;

@@ -39,9 +39,7 @@ async fn accepted_on_different_nodes() {
 #[tokio::test]
 async fn across_the_owners_death() {
     let mut cluster = Cluster::start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let living = [cluster.other(&[owner]), cluster.other(&[owner, cluster.other(&[owner])])];
     let mut held = cluster.provider.hold(Answer::text("never sent"));
     let running = cluster.at(&session, living[0]).start_send("0").await;
@@ -71,9 +69,7 @@ async fn across_the_owners_death() {
 #[tokio::test]
 async fn an_idle_owner_dies() {
     let mut cluster = Cluster::start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     cluster.nodes[owner].server.kill9();
     let other = cluster.at(&session, cluster.other(&[owner]));
     let outcome = tokio::time::timeout(TAKEOVER, other.send("next")).await.expect("served in time");
@@ -85,9 +81,7 @@ async fn an_idle_owner_dies() {
 #[tokio::test]
 async fn a_frozen_nodes_calls() {
     let cluster = Cluster::start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let frozen = cluster.other(&[owner]);
     let third = cluster.other(&[owner, frozen]);
     let mut held = cluster.provider.hold(Answer::text("running"));

@@ -209,9 +209,7 @@ async fn redis_paused_under_subscribers() {
 #[tokio::test]
 async fn the_owner_is_cut_off_from_redis() {
     let cluster = Plan::default().proxied().start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     // The old owner is given a tool use to go on with; it must not reach the log.
     let mut held = cluster.provider.hold(Answer::tools(&[("tu_old", "clock", json!({}))]));
@@ -236,9 +234,7 @@ async fn the_owner_is_cut_off_from_redis() {
 async fn the_owners_database_stalls() {
     for mode in [Mode::Stall, Mode::Cut] {
         let cluster = Plan::default().proxied().start().await;
-        let session = cluster.driver().await;
-        cluster.at(&session, 0).send("warm").await.text();
-        let owner = cluster.owner(&session, 0).await;
+        let (session, owner) = cluster.owned_session().await;
         let asked = cluster.other(&[owner]);
         let mut held = cluster.provider.hold(Answer::text("late"));
         let running = cluster.at(&session, asked).start_send("hello").await;
@@ -262,9 +258,7 @@ async fn the_owners_database_stalls() {
 async fn an_owner_without_a_database() {
     for mode in [Mode::Cut, Mode::Stall] {
         let cluster = Plan::default().proxied().start().await;
-        let session = cluster.driver().await;
-        cluster.at(&session, 0).send("warm").await.text();
-        let owner = cluster.owner(&session, 0).await;
+        let (session, owner) = cluster.owned_session().await;
         let asked = cluster.other(&[owner]);
         cluster.nodes[owner].postgres.as_ref().unwrap().set(mode);
         for text in ["A", "B"] {
@@ -359,9 +353,7 @@ async fn postgres_restarted_under_load() {
 #[tokio::test]
 async fn a_node_cut_off_from_everything() {
     let cluster: Cluster = Plan::default().proxied().start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let asked = cluster.other(&[owner]);
     let mut held = cluster.provider.hold(Answer::tools(&[("tu_old", "clock", json!({}))]));
     let running = cluster.at(&session, asked).start_send("hello").await;

@@ -45,9 +45,7 @@ async fn while_it_waits_and_redis_is_emptied() {
 async fn waits(emptied: bool) {
     let plan = if emptied { Plan::default().own_redis() } else { Plan::default() };
     let mut cluster = plan.start().await;
-    let session = cluster.driver().await;
-    cluster.at(&session, 0).send("warm").await.text();
-    let owner = cluster.owner(&session, 0).await;
+    let (session, owner) = cluster.owned_session().await;
     let dies = cluster.other(&[owner]);
     let third = cluster.other(&[owner, dies]);
     let mut held = cluster.provider.hold(Answer::text("running"));

@@ -1,7 +1,7 @@
 //! Redis emptied, restarted, stopped, stalled.
 
 use crate::cluster::test_cluster::{LEASE, LIMIT, TestCluster, idle, over, run};
-use crate::fixture::{opening, until, within};
+use crate::fixture::{until, within};
 use coordinator::cluster::Progress;
 use coordinator::cluster::{Claim, Rejected};
 use coordinator::log::Epoch;
@@ -9,33 +9,19 @@ use sqlx::{Connection, Executor};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Calls A and B wait behind a turn when Redis forgets everything, and C comes first.
+/// Two calls wait behind a turn when Redis forgets everything, and a third call comes first. The calls keep their order.
 async fn order_survives(test: &mut TestCluster, forget: impl AsyncFnOnce(&mut TestCluster)) {
-    test.nodes[0].cluster.ensure_owner(test.session).await;
-    let lease = test.lease(0).await;
-    let row = test.fixture.own(test.session).await;
-    test.fixture
-        .log
-        .append(opening(test.session, row.epoch, test.key, engine::gate::GateFound::Free))
-        .await
-        .expect("a turn");
-    assert!(lease.may_act(row.epoch).await);
-    let (a, b, c) = (test.message(), test.message(), test.message());
-    let _a = test.enqueue(0, &a).await;
-    let _b = test.enqueue(1, &b).await;
+    let mut busy = test.busy().await;
     forget(test).await;
-    let _c = test.enqueue(1, &c).await;
-    assert!(matches!(lease.claim(None).await, Claim::Wait), "no call is claimed in the grace period");
+    let third = test.message();
+    let _third = test.enqueue(1, &third).await;
+    busy.waiting.push(third);
+    assert!(matches!(busy.lease.claim(None).await, Claim::Wait), "no call is claimed in the grace period");
     test.nodes[1].cluster.ensure_owner(test.session).await;
     test.no_lease(1);
-    assert!(!lease.lost.is_cancelled(), "the running turn goes on");
-    assert!(lease.may_act(row.epoch).await);
-    for call in [a, b, c] {
-        assert_eq!(run(&lease, None).await, call.id);
-        assert!(lease.may_act(row.epoch).await && lease.confirm().await);
-        lease.tell(call.id, over()).await;
-    }
-    idle(&lease).await;
+    assert!(!busy.lease.lost.is_cancelled(), "the running turn goes on");
+    assert!(busy.lease.may_act(busy.epoch).await);
+    busy.serves_all_in_order().await;
     test.no_lease(1);
 }
 

@@ -1,8 +1,8 @@
 //! Redis as operators run it: behind Sentinels, over TLS with an authority of their own, with a user that may do little, for
 //! two clusters at once.
 
-use crate::cluster::test_cluster::{LEASE, TestCluster, expired, held, idle, over, run};
-use crate::fixture::{opening, until, within};
+use crate::cluster::test_cluster::{LEASE, TestCluster, expired, held, over, run};
+use crate::fixture::{until, within};
 use coordinator::cluster::Claim;
 use coordinator::cluster::Lease;
 use coordinator::cluster::redis::{Redis, Settings};
@@ -124,18 +124,7 @@ async fn works(test: &mut TestCluster) {
 async fn failover(mut servers: Watched, url: String, ca: Option<PathBuf>) {
     let mut test = TestCluster::reached(url, ca, "bae:", 2).await;
     works(&mut test).await;
-    test.nodes[0].cluster.ensure_owner(test.session).await;
-    let lease = test.lease(0).await;
-    let row = test.fixture.own(test.session).await;
-    test.fixture
-        .log
-        .append(opening(test.session, row.epoch, test.key, engine::gate::GateFound::Free))
-        .await
-        .expect("a turn");
-    assert!(lease.may_act(row.epoch).await);
-    let (a, b, c) = (test.message(), test.message(), test.message());
-    let _a = test.enqueue(0, &a).await;
-    let _b = test.enqueue(1, &b).await;
+    let mut busy = test.busy().await;
     let servers = spawn_blocking(move || {
         servers.kill_master();
         servers
@@ -151,20 +140,17 @@ async fn failover(mut servers: Watched, url: String, ca: Option<PathBuf>) {
         }
     };
     found(&test).await;
-    let _c = test.enqueue(1, &c).await;
-    assert!(!lease.lost.is_cancelled(), "the running turn goes on");
-    assert!(lease.may_act(row.epoch).await);
+    let third = test.message();
+    let _third = test.enqueue(1, &third).await;
+    busy.waiting.push(third);
+    assert!(!busy.lease.lost.is_cancelled(), "the running turn goes on");
+    assert!(busy.lease.may_act(busy.epoch).await);
     test.nodes[1].cluster.ensure_owner(test.session).await;
     test.no_lease(1);
-    for call in [a, b, c] {
-        assert_eq!(run(&lease, None).await, call.id);
-        assert!(lease.may_act(row.epoch).await && lease.confirm().await);
-        lease.tell(call.id, over()).await;
-    }
-    idle(&lease).await;
+    busy.serves_all_in_order().await;
     signalled(&mut test, 0, 1).await;
     signalled(&mut test, 1, 0).await;
-    assert!(lease.release().await.is_ok());
+    assert!(busy.lease.release().await.is_ok());
     test.end().await;
     drop(servers);
 }

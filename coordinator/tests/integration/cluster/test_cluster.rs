@@ -1,15 +1,15 @@
 //! Nodes of one cluster in one process: one database, one Redis, and the words the cases are written in.
 
-use crate::fixture::{DEADLINE, Fixture, until, within};
+use crate::fixture::{DEADLINE, Fixture, opening, until, within};
 use coordinator::cluster::Local;
 use coordinator::cluster::redis::{Redis, Settings};
 use coordinator::cluster::{Call, Claim, Rejected};
 use coordinator::cluster::{Cluster, Lease, Progress, Signal, Waiter};
 use coordinator::feed::Feeds;
-use coordinator::log::{Log, Row};
+use coordinator::log::{Epoch, Log, Row};
 use coordinator::reader::Reader;
 use coordinator::{Error, fresh_id};
-use engine::gate::Pause;
+use engine::gate::{GateFound, Pause};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;
@@ -51,6 +51,28 @@ pub(super) struct TestCluster {
     url: String,
     ca: Option<PathBuf>,
     pub prefix: String,
+}
+
+/// A session with a running turn and calls that wait behind it.
+pub(super) struct Busy {
+    pub lease: Lease,
+    pub epoch: Epoch,
+    /// The waiting calls in their order.
+    pub waiting: Vec<Call>,
+    /// Dropping a waiter would take its call out of the queue.
+    _waiters: [Waiter; 2],
+}
+
+impl Busy {
+    /// Checks that the owner claims the waiting calls in their order and keeps its lease meanwhile, and that no other waits.
+    pub(super) async fn serves_all_in_order(&self) {
+        for call in &self.waiting {
+            assert_eq!(run(&self.lease, None).await, call.id);
+            assert!(self.lease.may_act(self.epoch).await && self.lease.confirm().await);
+            self.lease.tell(call.id, over()).await;
+        }
+        idle(&self.lease).await;
+    }
 }
 
 impl TestCluster {
@@ -155,6 +177,19 @@ impl TestCluster {
 
     pub(super) fn no_lease(&mut self, node: usize) {
         assert!(self.nodes[node].leases.try_recv().is_err(), "node {node} got a lease");
+    }
+
+    /// Makes node 0 the session's owner, with a running turn and two calls that wait behind it, one of each node.
+    pub(super) async fn busy(&mut self) -> Busy {
+        self.nodes[0].cluster.ensure_owner(self.session).await;
+        let lease = self.lease(0).await;
+        let epoch = self.fixture.own(self.session).await.epoch;
+        let opening = opening(self.session, epoch, self.key, GateFound::Free);
+        self.fixture.log.append(opening).await.expect("a turn");
+        assert!(lease.may_act(epoch).await);
+        let (a, b) = (self.message(), self.message());
+        let waiters = [self.enqueue(0, &a).await, self.enqueue(1, &b).await];
+        Busy { lease, epoch, waiting: vec![a, b], _waiters: waiters }
     }
 
     /// Another session.
