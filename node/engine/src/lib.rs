@@ -2,6 +2,8 @@
 //! formats. No clock, no I/O, no randomness: this crate says what to do, a thin driver in `node` does it and feeds the
 //! answer back.
 
+#![warn(missing_docs)]
+
 pub mod event;
 pub mod gate;
 pub mod history;
