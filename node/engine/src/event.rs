@@ -76,7 +76,7 @@ event_types! {
 #[error("unknown event type {0:?}; a newer version wrote it")]
 pub struct UnknownEventType(String);
 
-/// What an event says.
+/// The content of an event.
 #[derive(Debug, Clone)]
 pub enum Payload {
     /// JSON text, as it is stored and shown.
@@ -99,13 +99,13 @@ impl Payload {
 /// repeated word for word.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
-    /// Unique in the table.
+    /// Its id, which no other event has.
     pub id: EventId,
-    /// Whom it is attributed to.
+    /// The client key that it is attributed to.
     pub key: KeyId,
     /// Its type.
     pub kind: EventType,
-    /// What it says.
+    /// Its content.
     pub payload: Payload,
     /// Whether a client made it: such events are not forwarded live (docs/api.md 3.9).
     pub from_client: bool,
@@ -157,7 +157,7 @@ impl fmt::Display for EventNumber {
     }
 }
 
-/// The text is no number of an event.
+/// The error for a text that is not the number of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not the number of an event")]
 pub struct InvalidNumber;
@@ -180,7 +180,7 @@ pub struct Event {
     pub session: SessionId,
     /// The `sendMessage` or `compact` call that produced it, if one did; never shown to clients.
     pub call: Option<CallId>,
-    /// By the database's clock.
+    /// When it was committed, by the database's clock.
     pub created_at: UnixMillis,
     /// The event itself.
     pub event: NewEvent,

@@ -1,7 +1,8 @@
-//! The model's history (docs/api.md 4): what a provider is shown of the session's log.
+//! The history of a session: the messages that a provider is sent (docs/api.md 4).
 //!
-//! Grows by what happens; each message remembers the event it came from, so that a completed compaction can point at where
-//! history starts anew. What goes upstream is normalised for formats that want a user first and roles alternating.
+//! Events of the log add messages to it. Each message remembers its event, so that a completed compaction can name the
+//! event at which the history starts from then on. Before the messages are sent they are normalised: the first one must
+//! be a user's, and the roles must alternate. The turn holds the history.
 
 use crate::ids::EventId;
 use crate::json::{self, Object, Raw};
@@ -9,10 +10,11 @@ use crate::message::{Message, Role};
 use crate::request::Normalized;
 use std::sync::Arc;
 
-/// The fixed text in front of a summary (docs/api.md 7.2), and of a history that does not start with a user.
+/// The text of the user message in front of a summary (docs/api.md 7.2), and of a history that does not start with a
+/// user.
 pub const PREAMBLE: &str = "The earlier part of this conversation was compacted. A summary follows.";
 
-/// The messages so far.
+/// The messages of a session, in order.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     messages: Vec<Message>,
@@ -20,7 +22,7 @@ pub struct History {
 }
 
 impl History {
-    /// Adds what an event says. A message without content is left out: no provider takes one.
+    /// Adds the message of an event. A message without content is left out, because no provider accepts one.
     pub fn push(&mut self, event: EventId, role: Role, content: &Raw) {
         if !matches!(content.get(), "[]" | "\"\"") {
             self.messages.push(Message { role, content: strip(content) });
@@ -28,7 +30,8 @@ impl History {
         }
     }
 
-    /// Forgets everything before that event. If it is not there the reference is broken: then nothing is forgotten.
+    /// Drops all messages before the one of that event. If there is none, the reference is broken and nothing is
+    /// dropped.
     pub fn start_at(&mut self, event: EventId) {
         if let Some(at) = self.events.iter().position(|e| *e == event) {
             self.messages.drain(..at);
@@ -36,28 +39,29 @@ impl History {
         }
     }
 
-    /// How many messages there are.
+    /// The number of messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Bytes of content held.
+    /// The size of all content together, in bytes.
     pub fn bytes(&self) -> usize {
         self.messages.iter().map(|message| message.content.get().len()).sum()
     }
 
-    /// What is sent: this history, then `last` if given, normalised.
+    /// The messages to send: this history, then `last` if it is given, normalised. Also returns what normalising
+    /// changed.
     pub fn upstream(&self, last: Option<Message>) -> (Vec<Message>, Option<Normalized>) {
         normalize(self.messages.iter().cloned().chain(last))
     }
 }
 
-/// Starts with `user` and alternates, as Anthropic demands (docs/api.md 4.3).
+/// Makes the messages begin with `user` and alternate between the roles, as Anthropic demands (docs/api.md 4.3).
 fn normalize(messages: impl Iterator<Item = Message>) -> (Vec<Message>, Option<Normalized>) {
     let mut changes = Normalized::default();
     let mut out: Vec<Message> = Vec::new();
@@ -82,13 +86,13 @@ fn normalize(messages: impl Iterator<Item = Message>) -> (Vec<Message>, Option<N
     (out, changed.then_some(changes))
 }
 
-/// One content with the blocks of both.
+/// A content that has the blocks of both.
 fn concat(a: &Raw, b: &Raw) -> Raw {
     let (a, b) = (blocks(a), blocks(b));
     json::join(a.iter().chain(&b).map(|block| &**block))
 }
 
-/// Content as blocks; a string becomes one text block.
+/// The blocks of a message's content. A string becomes one text block.
 pub fn blocks(content: &Raw) -> Vec<Raw> {
     match json::array(content) {
         Some(blocks) => blocks.into_iter().map(|block| Raw::from(block.to_owned())).collect(),

@@ -1,13 +1,13 @@
 //! Identifiers (docs/api.md 1.1): a type prefix and 32 lower-case hex digits.
 //!
-//! Each kind is a type of its own, so mixing a session id and a key id does not compile. The 16 bytes are a UUIDv7 made
-//! by whoever creates the thing; this crate only parses and prints them.
+//! Each kind of id is a type of its own, so that code that confuses a session id with a key id does not compile. The 16
+//! bytes are a UUIDv7, which is made outside of this crate; this crate parses and prints ids.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// The text is not `<prefix>` followed by 32 lower-case hex digits.
+/// The error for a text that is not `<prefix>` followed by 32 lower-case hex digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid id")]
 pub struct InvalidId;
@@ -41,7 +41,7 @@ macro_rules! id {
         pub struct $name(pub [u8; 16]);
 
         impl $name {
-            /// What every id of this kind starts with.
+            /// The beginning of every id of this kind.
             pub const PREFIX: &'static str = $prefix;
         }
 
@@ -81,27 +81,27 @@ macro_rules! id {
 }
 
 id!(
-    /// A session.
+    /// The id of a session.
     SessionId, "ses_"
 );
 id!(
-    /// An event of a session's log.
+    /// The id of an event in a session's log.
     EventId, "evt_"
 );
 id!(
-    /// A client key; what events are attributed to.
+    /// The id of a client key. Events are attributed to client keys.
     KeyId, "key_"
 );
 id!(
-    /// A profile.
+    /// The id of a profile.
     ProfileId, "pro_"
 );
 id!(
-    /// A remote subagent.
+    /// The id of a remote subagent.
     SubagentId, "sba_"
 );
 id!(
-    /// One `sendMessage` or `compact` call; never shown to clients.
+    /// The id of one `sendMessage` or `compact` call. Clients never see it.
     CallId, "cal_"
 );
 

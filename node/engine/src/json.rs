@@ -1,8 +1,8 @@
-//! JSON that is passed on unchanged (docs/api.md 1.4): looked into without being re-encoded.
+//! JSON that is passed on unchanged (docs/api.md 1.4), and functions to look into it without encoding it again.
 //!
-//! Values stay `RawValue` text: key order, number text, escapes and depth survive. Nothing here recurses, so depth cannot
-//! overflow the stack. Everything that enters the product goes through [`read`], because a value with a raw line break in its
-//! white space would break the NDJSON framing.
+//! Values stay text (`RawValue`), so that the order of keys, the form of numbers, escapes and nesting survive. Nothing
+//! here recurses, so that deep nesting cannot overflow the stack. JSON from outside enters through [`read`], which
+//! removes line breaks between tokens: a line break inside a value would break the framing of NDJSON streams.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::{RawValue, to_raw_value};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// An immutable JSON text, shared.
 pub type Raw = Arc<RawValue>;
 
-/// The text without raw line breaks. In valid JSON they occur only as white space between tokens, so the value is the same.
+/// The text without raw line breaks. In valid JSON these are only between tokens, so the value stays the same.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     if text.bytes().any(|b| matches!(b, b'\n' | b'\r')) {
         Cow::Owned(text.replace(['\n', '\r'], ""))
@@ -22,32 +22,39 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Parses what came from outside as one JSON value, and makes it one line. Line breaks go only after parsing: one inside a
-/// string makes the text invalid, and must not be taken out unseen.
+/// Parses bytes from outside as one JSON value and puts it on one line. Line breaks are removed only after parsing,
+/// because a raw line break inside a string makes the text invalid, which must not be hidden.
+///
+/// # Errors
+/// The bytes are not one JSON value in UTF-8.
 pub fn read(bytes: &[u8]) -> Result<Raw, serde_json::Error> {
     let raw: &RawValue = serde_json::from_slice(bytes)?;
     Ok(RawValue::from_string(one_line(raw.get()).into_owned())?.into())
 }
 
 /// Parses a whole text as one JSON value.
+///
+/// # Errors
+/// The text is not one JSON value.
 pub fn parse(text: &str) -> Result<Raw, serde_json::Error> {
     serde_json::from_str::<&RawValue>(text).map(|raw| Arc::from(raw.to_owned()))
 }
 
-/// What is wrong with a text, without the place. Inside a body of which the reader sees one field, the place is misleading,
-/// and the API shows these texts without it.
+/// The message of a parse error without the line and column. Those would mislead a reader who sees only one field of a
+/// body.
 pub fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
-/// Encodes a value of our own. Falls back to `null` for what JSON cannot hold, which none of our types contain.
+/// Encodes a value as JSON. A value that JSON cannot express becomes `null`; no type that is encoded here contains one.
 pub fn encode<T: serde::Serialize + ?Sized>(value: &T) -> Raw {
     Arc::from(to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned()))
 }
 
-/// Wraps text that this crate has built from JSON texts; `null` if it is not JSON, which would be a defect of the builder.
+/// Wraps a text that was put together from JSON texts. If it is not JSON, which would be a defect of the caller, the
+/// result is `null`.
 pub fn built(text: String) -> Raw {
     match RawValue::from_string(text) {
         Ok(raw) => Arc::from(raw),
@@ -58,7 +65,7 @@ pub fn built(text: String) -> Raw {
     }
 }
 
-/// The decoded string, if the value is one.
+/// The decoded string, if the value is a string.
 pub fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
     let text = raw.get();
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
@@ -74,7 +81,7 @@ pub fn array(raw: &RawValue) -> Option<Vec<&RawValue>> {
     serde_json::from_str(raw.get()).ok()
 }
 
-/// `[a,b,c]` of the elements' texts.
+/// The array `[a,b,c]` of these elements.
 pub fn join<'a>(elements: impl IntoIterator<Item = &'a RawValue>) -> Raw {
     let mut text = String::from("[");
     for (i, element) in elements.into_iter().enumerate() {
@@ -87,7 +94,7 @@ pub fn join<'a>(elements: impl IntoIterator<Item = &'a RawValue>) -> Raw {
     built(text)
 }
 
-/// An object's members in their order, duplicates included.
+/// The members of an object in their order, with all of those that have the same name.
 #[derive(Debug, Clone, Default)]
 pub struct Object<'a>(pub Vec<(Cow<'a, str>, &'a RawValue)>);
 
@@ -97,7 +104,7 @@ impl<'a> Object<'a> {
         raw.get().starts_with('{').then(|| serde_json::from_str(raw.get()).ok()).flatten()
     }
 
-    /// The last member of that name, as most parsers read duplicates.
+    /// The member of that name. Of several the last one counts, as with most parsers.
     pub fn get(&self, key: &str) -> Option<&'a RawValue> {
         self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| *value)
     }
@@ -107,12 +114,12 @@ impl<'a> Object<'a> {
         self.get(key).and_then(string)
     }
 
-    /// The object's text without these members, the rest in its order.
+    /// The object without these members; the others stay in their order.
     pub fn without(&self, keys: &[&str]) -> Raw {
         self.write(keys, &[])
     }
 
-    /// The object's text with these members set: the old ones removed, the new ones at the end.
+    /// The object with these members set: members of the same names are removed, the new ones are added at the end.
     pub fn with(&self, members: &[(&str, &RawValue)]) -> Raw {
         self.write(&members.iter().map(|(key, _)| *key).collect::<Vec<_>>(), members)
     }

@@ -1,6 +1,8 @@
-//! Pure decisions of the session server: wire types, the turn as a fold over the log, history, compaction, provider
-//! formats. No clock, no I/O, no randomness: this crate says what to do, a thin driver in `node` does it and feeds the
-//! answer back.
+//! The decisions of the session server: what a request means, what a turn does next, what a provider is sent, and what
+//! its answer means.
+//!
+//! This crate has no clock, no I/O and no randomness. It decides what to do; the `node` crate does it and passes the
+//! result back. The heart is [`turn`], which computes the state of a turn from the events of the session's log.
 
 #![warn(missing_docs)]
 

@@ -1,11 +1,14 @@
-//! The bodies of `POST /sessions` and `POST /sessions/{id}/join`, and their refusals (docs/api.md 12).
+//! The bodies of `POST /sessions` and `POST /sessions/{id}/join`, and the reasons to refuse them (docs/api.md 12).
 //!
-//! Order of the checks, first failure wins. Reading the body comes right after authentication: JSON at all, then (join) the
-//! `compaction` key, or (open) the `compaction` value, then every other member. [`Declared::check`] comes last, where the
-//! API has `tool_not_allowed`, after profile and provider; within it, reserved names, then the declarations of subagent
-//! tools, then `allowed_tools`. The API's list for a join does not place the checks of docs/api.md 8.1; standing at its
-//! end they never hide a check that it does list, and a reserved name is told as such even where the profile would not
-//! allow it either. The content type is the HTTP layer's.
+//! The first check that fails decides. The order is:
+//!
+//! 1. After authentication the body is read: it must be JSON, then the `compaction` member is checked (a join must have
+//!    none), then all other members.
+//! 2. The caller checks the session, the profile and its provider.
+//! 3. [`Declared::check`] checks reserved names, then the declarations of subagent tools, then `allowed_tools`.
+//!
+//! docs/api.md does not say where in a join the checks of its section 8.1 belong. At the end they never hide a check
+//! that it does list. The content type is checked by the HTTP layer.
 
 use crate::json::{self, Object, Raw};
 use crate::tools::{self, ClientTool, Declarations, Forbidden, SandboxTool, objects, subagent};
@@ -15,12 +18,12 @@ use serde_json::value::RawValue;
 /// The smallest `size` of automatic compaction, in tokens.
 pub const MIN_COMPACTION_SIZE: u64 = 1_000;
 
-/// Why an open or a join is refused; the HTTP layer makes the problem document of it.
+/// Why an open or a join is refused. The HTTP layer turns this into a problem document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// The body cannot be read; why.
+    /// The body cannot be read, for this reason.
     BadRequest(String),
-    /// The declaration of a subagent tool does not hold; why.
+    /// The declaration of a subagent tool is refused, for this reason.
     InvalidSubagentTools(String),
     /// A tool may not be declared.
     Forbidden(Forbidden),
@@ -32,18 +35,19 @@ impl Refusal {
     }
 }
 
-/// How a session's history is compacted; fixed when it is opened. Stored in the form it is sent in.
+/// When the history of a session is compacted. This is fixed when the session is opened, and stored in the form in
+/// which it was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "mode", rename_all = "lowercase", expecting = "an object")]
 pub enum Compaction {
-    /// By the server, after a turn whose usage exceeds `size` tokens.
+    /// The server compacts it after a turn whose usage exceeds `size` tokens.
     Auto {
-        /// At least [`MIN_COMPACTION_SIZE`].
+        /// In tokens, at least [`MIN_COMPACTION_SIZE`].
         size: u64,
     },
-    /// When a client calls `session.compact`.
+    /// It is compacted when a client calls `session.compact`.
     Client {
-        /// The instruction for calls that bring none.
+        /// The instruction for calls that have none of their own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prompt: Option<String>,
     },
@@ -64,7 +68,8 @@ pub struct Open {
     pub compaction: Compaction,
 }
 
-/// What a client says of itself when it opens or joins a session. The tools may not be allowed: see [`Declared::check`].
+/// What a client declares when it opens or joins a session. It is not known yet whether the tools are allowed; see
+/// [`Declared::check`].
 #[derive(Debug, Clone, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct Declared {
@@ -79,7 +84,10 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// The declarations, if every check that does not belong to reading the body passes.
+    /// Makes the checks that do not belong to reading the body, and returns the declarations.
+    ///
+    /// # Errors
+    /// The first check that fails, in the order that the module gives.
     pub fn check(&self, allowed_tools: &[String]) -> Result<Declarations, Refusal> {
         let names = self.tools.iter().map(|tool| tool.name.as_str());
         let names = names.chain(self.sandbox_tools.iter().map(|tool| tool.name.as_str()));
@@ -100,6 +108,9 @@ impl From<Forbidden> for Refusal {
 }
 
 /// Reads the body of an open.
+///
+/// # Errors
+/// `BadRequest` with the reason.
 pub fn parse_open(body: &[u8]) -> Result<Open, Refusal> {
     let body = json_body(body)?;
     let compaction = Object::parse(&body).and_then(|object| object.get("compaction").map(compaction));
@@ -107,6 +118,9 @@ pub fn parse_open(body: &[u8]) -> Result<Open, Refusal> {
 }
 
 /// Reads the body of a join.
+///
+/// # Errors
+/// `BadRequest` with the reason.
 pub fn parse_join(body: &[u8]) -> Result<Declared, Refusal> {
     let body = json_body(body)?;
     if Object::parse(&body).is_some_and(|object| object.get("compaction").is_some()) {

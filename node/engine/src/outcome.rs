@@ -1,4 +1,4 @@
-//! How a call ended: stored with it, and what its terminal frame is made of.
+//! How a call ended. The outcome is stored in the call's row, and the terminal frame for the caller is made from it.
 
 use crate::ids::EventId;
 use crate::rpc::RpcError;
@@ -18,7 +18,7 @@ pub enum Outcome {
     Unavailable,
     /// The result is this `session.compaction.completed` event.
     Compacted(EventId),
-    /// An error object.
+    /// The call is answered with this error.
     Error(RpcError),
 }
 

@@ -1,4 +1,5 @@
-//! The params of the methods (docs/api.md 13): parsed once the checks that come before them have passed.
+//! The params of the methods (docs/api.md 13). They are parsed after the checks of the caller and the session have
+//! passed.
 
 use crate::ids::{EventId, SubagentId};
 use crate::json::{self, Object, Raw};
@@ -7,7 +8,7 @@ use crate::rpc::RpcError;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Longest idempotency key, in bytes.
+/// The longest idempotency key, in bytes.
 const MAX_IDEMPOTENCY_KEY: usize = 255;
 
 fn read<T: DeserializeOwned>(params: &Raw) -> Result<T, RpcError> {
@@ -27,13 +28,13 @@ fn not_blank(name: &str, value: &str) -> Result<(), RpcError> {
 /// Params of `session.sendMessage`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SendMessage {
-    /// As the client wrote it, `user` when missing.
+    /// The role as the client wrote it, or `user` if it is missing.
     pub role: String,
-    /// A string or an array of blocks, verbatim.
+    /// A string or an array of blocks, unchanged.
     pub content: Raw,
     /// Whether any block is a `tool_result`.
     pub answers: bool,
-    /// Makes a retry follow the first call instead of starting another.
+    /// A repeated call with the same key follows the first one instead of starting another.
     pub idempotency_key: Option<String>,
 }
 
@@ -41,8 +42,8 @@ impl SendMessage {
     /// Reads them.
     ///
     /// # Errors
-    /// `-32602`. What no provider could take (no content, tool uses of a client's own making) is refused here, so that it
-    /// costs a call and not the session.
+    /// `-32602`. Content that no provider would accept, such as none at all or tool uses, is refused here, so that only
+    /// the call fails and not the session.
     pub fn parse(params: &Raw) -> Result<Self, RpcError> {
         #[derive(Deserialize)]
         struct Params {
@@ -123,10 +124,10 @@ pub fn compact(params: &Raw) -> Result<Option<String>, RpcError> {
 /// Params of `session.subscribe`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Subscribe {
-    /// Replay what came after this event.
+    /// First replay the events after this one.
     #[serde(default)]
     pub since_event_id: Option<EventId>,
-    /// Whether clients' own events are forwarded live; the deployment's default when missing (docs/api.md 3.9).
+    /// Whether events that clients made are forwarded live. If missing, the server's setting decides (docs/api.md 3.9).
     #[serde(default)]
     pub include_client_events: Option<bool>,
 }
@@ -144,7 +145,7 @@ impl Subscribe {
 /// Params of `session.startRemoteSandbox`: the image.
 ///
 /// # Errors
-/// `-32602` for a missing or blank one.
+/// `-32602` if the image is missing or blank.
 pub fn start_remote_sandbox(params: &Raw) -> Result<String, RpcError> {
     #[derive(Deserialize)]
     struct Params {
@@ -158,7 +159,7 @@ pub fn start_remote_sandbox(params: &Raw) -> Result<String, RpcError> {
 /// Params of `session.execRemoteSandbox`: the command.
 ///
 /// # Errors
-/// `-32602` for a missing one.
+/// `-32602` if the command is missing.
 pub fn exec_remote_sandbox(params: &Raw) -> Result<String, RpcError> {
     #[derive(Deserialize)]
     struct Params {
@@ -177,10 +178,10 @@ pub fn none(params: &Raw) -> Result<(), RpcError> {
     read::<Params>(params).map(drop)
 }
 
-/// Params of `session.cancelSubagent`: the subagent; none when the text is no id the server could have made.
+/// Params of `session.cancelSubagent`: the subagent. None if the text does not have the form of such an id.
 ///
 /// # Errors
-/// `-32602` for a missing or blank one.
+/// `-32602` if the id is missing or blank.
 pub fn cancel_subagent(params: &Raw) -> Result<Option<SubagentId>, RpcError> {
     #[derive(Deserialize)]
     struct Params {
@@ -191,7 +192,7 @@ pub fn cancel_subagent(params: &Raw) -> Result<Option<SubagentId>, RpcError> {
     Ok(subagent_id.parse().ok())
 }
 
-/// A state a client reports of its local sandbox.
+/// The state of a client's own sandbox, as it reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LocalSandboxState {
@@ -208,15 +209,15 @@ pub enum LocalSandboxState {
 pub struct LocalSandbox {
     /// What happened.
     pub state: LocalSandboxState,
-    /// Null only for an unsandboxed run.
+    /// The image. Null only if there is no sandbox (`unsandboxed`).
     pub image: Option<String>,
-    /// The container, where there is one.
+    /// The container, if there is one.
     #[serde(default)]
     pub container_id: Option<String>,
     /// What went wrong.
     #[serde(default)]
     pub detail: Option<String>,
-    /// The client ran it on its own host (docs/api.md 9.5).
+    /// Whether the client runs tools on its own host, without a sandbox (docs/api.md 9.5).
     #[serde(default)]
     pub unsandboxed: bool,
 }
@@ -237,17 +238,17 @@ impl LocalSandbox {
     }
 }
 
-/// A state a client reports of its local subagent.
+/// The state of a client's own subagent, as it reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LocalSubagentState {
-    /// About to start.
+    /// It is about to start.
     Start,
     /// It runs.
     Running,
-    /// It ended by itself, well.
+    /// It ended by itself and succeeded.
     Completed,
-    /// It ended by itself, badly.
+    /// It ended by itself and failed.
     Failed,
     /// It was stopped.
     Cancelled,
@@ -258,16 +259,16 @@ pub enum LocalSubagentState {
 pub struct LocalSubagent {
     /// What happened.
     pub state: LocalSubagentState,
-    /// The client's own id of it.
+    /// The id that the client gave it.
     pub subagent_id: String,
-    /// Which CLI.
+    /// The command-line agent.
     pub harness: String,
-    /// Which model it runs.
+    /// The model that it uses.
     pub model: String,
-    /// Free text.
+    /// A text for people.
     #[serde(default)]
     pub detail: Option<String>,
-    /// Echoed, not validated.
+    /// Why it ended; recorded without a check.
     #[serde(default)]
     pub reason: Option<String>,
     /// The process's exit code.

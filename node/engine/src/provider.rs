@@ -1,9 +1,9 @@
-//! Both provider wire formats: what is sent for a request, what an answer means.
+//! The wire formats of providers: what is sent for a request, and what an answer means.
 //!
-//! The model's side of the product speaks Anthropic's blocks; OpenAI kinds are translated to and fro (docs/api.md 5.1). Blocks
-//! pass through verbatim. An answer is checked before any of it is acted on, because a tool use without a usable id or
-//! input could never be paired with its result (F14). What is wrong with an answer is said without quoting it: the text
-//! ends up in events and logs.
+//! Inside the server messages have Anthropic's blocks. For OpenAI providers they are translated in both directions
+//! (docs/api.md 5.1). Blocks are passed on unchanged. An answer is checked as a whole before it is used, because a tool
+//! use without a usable id or input could never get its result (F14). Error messages do not quote the answer, because
+//! they are recorded in events and logs.
 
 pub mod anthropic;
 pub mod openai;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
 
-/// A wire format; `provider` in configuration and events.
+/// A wire format. Configuration and events call it `provider`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
@@ -33,7 +33,7 @@ impl Wire {
         }
     }
 
-    /// What follows the base URL.
+    /// The path that follows the base URL.
     pub fn path(self) -> &'static str {
         match self {
             Wire::Anthropic => "/v1/messages",
@@ -41,7 +41,7 @@ impl Wire {
         }
     }
 
-    /// The vendor's own host, for entries without a `base_url`.
+    /// The URL of the vendor, for entries without a `base_url`.
     pub fn default_base_url(self) -> &'static str {
         match self {
             Wire::Anthropic => "https://api.anthropic.com",
@@ -49,7 +49,7 @@ impl Wire {
         }
     }
 
-    /// The body to post.
+    /// The body of the HTTP request.
     pub fn body(self, request: &Request) -> String {
         match self {
             Wire::Anthropic => anthropic::body(request),
@@ -57,9 +57,11 @@ impl Wire {
         }
     }
 
-    /// What a successful response's body says, or `invalid answer: …` when it cannot be used.
+    /// Reads the body of a successful response. The same body always gives the same answer, because the history is
+    /// rebuilt from the recorded bodies.
     ///
-    /// The same body always gives the same answer: history is rebuilt from logged bodies with it.
+    /// # Errors
+    /// `invalid answer: …` with the reason, if the answer cannot be used.
     pub fn answer(self, body: &RawValue) -> Result<Answer, String> {
         match self {
             Wire::Anthropic => anthropic::answer(body),
@@ -68,27 +70,27 @@ impl Wire {
     }
 }
 
-/// A provider entry of the configuration, as far as decisions need it: no secret is in it.
+/// A provider entry of the configuration without its secrets: what decisions depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Its name in the registry.
     pub name: String,
     /// Its wire format.
     pub wire: Wire,
-    /// The effective URL, without a trailing slash.
+    /// The URL that is used, without a trailing slash.
     pub base_url: String,
-    /// The model asked for.
+    /// The name of the model.
     pub model: String,
-    /// The output budget of one answer.
+    /// The most tokens that one answer may have.
     pub max_tokens: u32,
 }
 
-/// Tokens of one answer (docs/api.md 5.6).
+/// The tokens that one request used (docs/api.md 5.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Input, cache reads and cache creation included.
+    /// Input tokens, with those that were read from or written to a cache.
     pub input_tokens: u64,
-    /// Output.
+    /// Output tokens.
     pub output_tokens: u64,
 }
 
@@ -102,15 +104,16 @@ impl Usage {
 /// A provider's successful answer, in Anthropic's blocks.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// The content blocks, verbatim (translated for OpenAI kinds). A half-received tool use is already dropped (F14).
+    /// The content blocks, unchanged or, for OpenAI, translated. A tool use that was cut off is already dropped (F14).
     pub blocks: Vec<Raw>,
-    /// Why the answer was cut, if its token budget ran out: `stop_reason max_tokens` or `finish_reason length`.
+    /// If the token limit cut the answer off, how the provider says so: `stop_reason max_tokens` or `finish_reason
+    /// length`.
     pub truncated: Option<&'static str>,
-    /// Null when the provider did not report it whole.
+    /// None if the provider did not report both numbers.
     pub usage: Option<Usage>,
 }
 
-/// Why an answer cannot be used; never quotes it.
+/// The text that says why an answer cannot be used. `what` must not quote the answer.
 fn invalid(what: impl std::fmt::Display) -> String {
     format!("invalid answer: {what}")
 }
@@ -125,7 +128,7 @@ fn tokens(usage: &Object<'_>, key: &str) -> Option<u64> {
     usage.get(key)?.get().parse().ok()
 }
 
-/// The tool-use ids of one answer: each must be there, and once, for results to be paired with them.
+/// The tool use ids of one answer. Each tool use must have one, and no two the same, so that results can be matched.
 #[derive(Default)]
 struct ToolUses(HashSet<String>);
 

@@ -1,7 +1,8 @@
-//! A provider request as the log holds it: whole for readers, linear on disk.
+//! Provider requests, and the form in which the log stores them.
 //!
-//! Every request repeats the conversation, so the log stores what is new in each and refers to the request before it for
-//! the rest (docs/api.md 4.5); readers always get the full payload (4.4). A reference never leaves its session.
+//! Every request repeats the conversation. So the log stores only what is new in each one and refers to the request
+//! before it for the rest, which keeps the log's size linear (docs/api.md 4.5). Readers always get the whole payload
+//! (4.4). A reference never leads to another session. `log/read` in the coordinator reads the stored forms back.
 
 use crate::event::EventNumber;
 use crate::json::{self, Raw};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// Which entry of the walk an attempt belongs to.
+/// Whether an attempt is made with the primary provider or with a fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -27,39 +28,41 @@ pub struct Normalized {
     /// A user message was put in front.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub prepended_user: bool,
-    /// Runs of one role that became one message, as indexes into the history before the change.
+    /// Groups of neighbouring messages of one role that became one message, as indexes into the history before the
+    /// change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub merged: Vec<Vec<usize>>,
 }
 
-/// One attempt's request.
+/// The request of one attempt.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Counts the attempts of one walk from 1.
+    /// The number of the attempt, counted from 1 over the primary provider and its fallbacks.
     pub attempt: u32,
-    /// Primary or fallback.
+    /// Whether the provider is the primary one or a fallback.
     pub kind: Kind,
-    /// The registry entry; not shown to readers.
+    /// The name of the provider in the configuration; not shown to readers.
     pub entry: String,
     /// The wire format.
     pub wire: Wire,
-    /// The effective URL.
+    /// The URL that is used, without a trailing slash.
     pub base_url: String,
-    /// The model asked for.
+    /// The name of the model.
     pub model: String,
-    /// The output budget.
+    /// The most tokens that the answer may have.
     pub max_tokens: u32,
-    /// Exactly what is sent.
+    /// The messages, exactly as they are sent.
     pub messages: Vec<Message>,
-    /// The tools offered: an array of `{"name","description"?,"input_schema"}`.
+    /// The tools that the model is offered: an array of `{"name","description"?,"input_schema"}`.
     pub tools: Raw,
-    /// How history was changed, if it was.
+    /// How the history was changed to be accepted, if it was.
     pub normalized: Option<Normalized>,
-    /// Whether a compaction asks.
+    /// Whether the request is for the summary of a compaction.
     pub compaction: bool,
 }
 
-/// The stored form, version 1. `keep` messages and, where `tools` is missing, the tools come from the request before.
+/// The stored form, version 1. The first `keep` messages and, if `tools` is missing, the tools are those of the request
+/// before.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     v: u8,
@@ -70,7 +73,7 @@ struct Stored {
     base_url: String,
     model: String,
     max_tokens: u32,
-    /// Number of the event where the chain of references starts; missing on the start itself.
+    /// The number of the event where the chain of references starts. Missing in that event itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     root: Option<EventNumber>,
     keep: usize,
@@ -92,28 +95,28 @@ struct StoredMessage {
 /// A stored request that cannot be read back.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// Not the JSON of a stored request.
+    /// It is not the JSON of a stored request.
     #[error("a stored provider.request is not readable: {0}")]
     Json(#[from] serde_json::Error),
-    /// Written by a newer version.
+    /// It was written by a newer version.
     #[error("a stored provider.request has version {0}; this program reads version 1")]
     Version(u8),
-    /// What it refers to is not there.
+    /// The request that it refers to is missing.
     #[error("a stored provider.request refers to a request that is missing")]
     Reference,
 }
 
-/// Where a chain of stored requests stands: what the next one may refer to.
+/// A chain of stored requests, each of which refers to the one before. The next request may refer to the last of them.
 #[derive(Debug, Clone)]
 pub struct DeltaChain {
-    /// Number of the event that starts the chain.
+    /// The number of the event that starts the chain.
     pub root: EventNumber,
     /// The newest request of the chain.
     pub last: Arc<Request>,
 }
 
 impl DeltaChain {
-    /// The chain after the request in event `number`, which was stored against `before`.
+    /// The chain that ends with the request in event `number`, which was stored relative to `before`.
     pub fn after(before: Option<&DeltaChain>, number: EventNumber, request: &Arc<Request>) -> DeltaChain {
         let root = before.filter(|chain| request.kept(&chain.last) > 0).map_or(number, |chain| chain.root);
         DeltaChain { root, last: Arc::clone(request) }
@@ -125,7 +128,7 @@ impl Request {
         self.messages.iter().zip(&before.messages).take_while(|(a, b)| a == b).count()
     }
 
-    /// The stored form, referring to the newest request of the chain for whatever is the same.
+    /// The stored form. It refers to the newest request of the chain for everything that is the same.
     pub fn store(&self, chain: Option<&DeltaChain>) -> String {
         let base = chain.map(|chain| (chain, self.kept(&chain.last))).filter(|(_, keep)| *keep > 0);
         let keep = base.map_or(0, |(_, keep)| keep);
@@ -150,7 +153,11 @@ impl Request {
         json::encode(&stored).get().to_owned()
     }
 
-    /// Where the chain of a stored request starts, if not with itself: all stored requests from there on are needed.
+    /// The event where the chain of a stored request starts, if that is not the request itself. Reading it needs all
+    /// stored requests from there on.
+    ///
+    /// # Errors
+    /// The text is not a stored request that this version can read.
     pub fn root(stored: &str) -> Result<Option<EventNumber>, Unreadable> {
         #[derive(Deserialize)]
         struct Root {
@@ -160,7 +167,10 @@ impl Request {
         Ok(serde_json::from_str::<Root>(stored)?.root)
     }
 
-    /// Reads a stored form back, with the request stored before it.
+    /// Reads a stored form back, with the help of the request before it in the chain.
+    ///
+    /// # Errors
+    /// The text is not a stored request that this version can read, or `before` is needed and does not fit.
     pub fn load(stored: &str, before: Option<&Request>) -> Result<Request, Unreadable> {
         let stored: Stored = serde_json::from_str(stored)?;
         if stored.v != 1 {
@@ -188,7 +198,7 @@ impl Request {
         })
     }
 
-    /// The payload readers see.
+    /// The payload of `provider.request` as readers see it, with all messages.
     pub fn payload(&self) -> String {
         let size: usize = self.messages.iter().map(|m| m.content.get().len() + 40).sum();
         let mut text = String::with_capacity(size + self.tools.get().len() + 256);

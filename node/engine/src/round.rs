@@ -1,7 +1,7 @@
-//! One round of tool uses: what the model asked for in one answer, where each goes, what came back.
+//! One round of tool uses: which tools the model used in one answer, who runs each, and which results have come back.
 //!
-//! Also the merge of a continuation (docs/api.md 3.6): one result per tool use, in the order
-//! of the uses, the server's own first-class.
+//! A message that continues a paused turn is merged with the round here (docs/api.md 3.6). The merged message has one
+//! result for each tool use, in the order of the uses. For a tool that the server ran, the server's own result counts.
 
 use crate::history::{blocks, strip};
 use crate::ids::{EventId, KeyId, SubagentId};
@@ -11,16 +11,16 @@ use crate::params::SendMessage;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What an unanswered client tool use is answered with when its pause is given up (docs/api.md 3.5).
+/// The result of a client's tool use that was not answered before its pause was given up (docs/api.md 3.5).
 pub const ABANDONED: &str = "Client tool call was abandoned before returning a result.";
 
 /// Who runs a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dispatch {
-    /// The acting client; the turn pauses for it.
+    /// The acting client. The turn pauses until it answers.
     Client,
-    /// An MCP server, or none where no server offers it.
+    /// An MCP server. Also for a tool that nobody offers, without the name of a server.
     Mcp,
     /// The session's remote sandbox.
     Sandbox,
@@ -28,22 +28,23 @@ pub enum Dispatch {
     Subagent,
 }
 
-/// A tool use and where it goes: the payload of `tool.call`.
+/// A tool use and who runs it: the payload of `tool.call`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ToolUse {
-    /// The model's id of it, echoed by its result.
+    /// The id that the model gave it, which its result names.
     pub id: String,
-    /// The tool.
+    /// The name of the tool.
     pub name: String,
-    /// Its arguments, verbatim.
+    /// The arguments, unchanged.
     pub input: Raw,
-    /// Decided once, in the append that records the answer.
+    /// Who runs it. This is decided once, in the append that records the answer.
     pub dispatch: Dispatch,
-    /// The MCP server that offers it.
+    /// The MCP server that offers the tool, if one does.
     pub server_name: Option<String>,
 }
 
-/// A tool use that was sent: where to, as its logged request says. Recovery after a lost node asks by this.
+/// Where a tool use was sent, as the log says. After a node was lost, this tells the next owner how to find out what
+/// became of the tool use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Running {
     /// To an MCP server: `mcp.request` is logged.
@@ -54,16 +55,16 @@ pub enum Running {
     Subagent(SubagentId),
 }
 
-/// The payload of a `tool.result` the server made.
+/// The payload of a `tool.result` that the server made.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ToolResult {
-    /// Which use it answers.
+    /// The id of the tool use that it answers.
     pub tool_use_id: String,
-    /// Who ran it.
+    /// Who ran the tool.
     pub dispatch: Dispatch,
-    /// The MCP server that ran it.
+    /// The MCP server that ran the tool, if one did.
     pub server_name: Option<String>,
-    /// Whether the model should take it as a failure.
+    /// Whether the tool failed.
     #[serde(default)]
     pub is_error: bool,
     /// What the model sees: a string or blocks.
@@ -79,60 +80,60 @@ impl ToolResult {
     }
 }
 
-/// One text block as content.
+/// The content that has one text block.
 pub fn text_content(text: &str) -> Raw {
     json::built(format!(r#"[{{"type":"text","text":{}}}]"#, json::encode(text)))
 }
 
-/// The round, from the answer that asked to the message that answers.
+/// A round, from the answer with the tool uses to the message with their results.
 #[derive(Debug, Clone)]
 pub struct Round {
-    /// Whose turn it is; after a pause, who may answer.
+    /// The client key whose turn it is. After a pause this client may answer.
     pub key: KeyId,
-    /// The event of the answer.
+    /// The event of the model's answer.
     pub event: EventId,
-    /// The answer's content, verbatim.
+    /// The content of the answer, unchanged.
     pub content: Raw,
-    /// Its tool uses, in order.
+    /// The tool uses in the answer, in order.
     pub uses: Vec<ToolUse>,
-    /// The server's results so far, as blocks, one place per use.
+    /// For each tool use the result of the server as a block, if there is one already.
     pub results: Vec<Option<Raw>>,
-    /// Where the first unanswered server use was sent, while its request is logged and its response is not.
+    /// Where the tool use that runs now was sent: its request is in the log and its response is not.
     pub running: Option<Running>,
 }
 
-/// A continuation merged with the server's results.
+/// The message that continues a paused turn, merged with the server's results.
 #[derive(Debug)]
 pub struct Merged {
     /// The content of the user message.
     pub content: Raw,
-    /// The client uses' results, in order.
+    /// The results of the tool uses of the client, in order.
     pub results: Vec<ClientResult>,
 }
 
-/// A client use's result.
+/// The result of a tool use of the client.
 #[derive(Debug)]
 pub struct ClientResult {
     /// The `tool_result` block, as sent or made up.
     pub block: Raw,
-    /// Payload of its `tool.result` event.
+    /// The payload of its `tool.result` event.
     pub payload: Raw,
-    /// Whether the client sent it; else the server made it up.
+    /// Whether the client sent it. Otherwise the server made it, because the client did not.
     pub sent: bool,
 }
 
 impl Round {
-    /// The first server use without a result.
+    /// The index of the first tool use of the server that has no result.
     pub fn next(&self) -> Option<usize> {
         self.uses.iter().zip(&self.results).position(|(u, result)| u.dispatch != Dispatch::Client && result.is_none())
     }
 
-    /// Whether the client has something to answer.
+    /// Whether the client has a tool use to answer.
     pub fn needs_client(&self) -> bool {
         self.uses.iter().any(|u| u.dispatch == Dispatch::Client)
     }
 
-    /// Records a server result.
+    /// Records a result of the server.
     pub fn answer(&mut self, result: &ToolResult) {
         let place = self.uses.iter().position(|u| u.id == result.tool_use_id);
         if let Some(slot) = place.and_then(|place| self.results.get_mut(place)) {
@@ -164,21 +165,21 @@ impl Round {
         strip(&self.content)
     }
 
-    /// All results of a round that no client is part of; none while one is missing.
+    /// All results as the content of a message. None while one is missing.
     pub fn server_results(&self) -> Option<Raw> {
         let results: Option<Vec<&Raw>> = self.results.iter().map(Option::as_ref).collect();
         results.map(|results| json::join(results.into_iter().map(|r| &**r)))
     }
 
-    /// The round given up: made-up errors for the client's uses, then `others`.
+    /// Gives the round up: the client's tool uses get error results, and the blocks of `others` follow.
     pub fn abandon(&self, others: &[Raw]) -> Merged {
         self.merge(&[], others)
     }
 
-    /// Merges what the owner sent while this round is paused: results (an answer), or a plain message (which abandons).
+    /// Merges a message that the pause's owner sent: tool results, or a plain message, which gives the round up.
     ///
     /// # Errors
-    /// Why the answer does not fit: the session cannot go on with it.
+    /// Says why the tool results do not fit the round. The session cannot go on then.
     pub fn continue_with(&self, message: &SendMessage) -> Result<Merged, String> {
         if message.role != Role::User.as_str() {
             return Err(format!("the message's role is {:?}; tool results come from \"user\"", message.role));
@@ -239,7 +240,7 @@ impl Round {
     }
 }
 
-/// The made-up result of a client use.
+/// The error result of a client's tool use that was given up.
 fn abandoned(u: &ToolUse) -> ToolResult {
     ToolResult {
         tool_use_id: u.id.clone(),
@@ -250,7 +251,8 @@ fn abandoned(u: &ToolUse) -> ToolResult {
     }
 }
 
-/// Payload of the `tool.result` of a block a client sent: the block, plus the event's fields (docs/api.md 6).
+/// The payload of the `tool.result` for a block that a client sent: the block with the event's fields added
+/// (docs/api.md 6).
 fn client_payload(block: &Raw) -> Raw {
     let Some(members) = Object::parse(block) else { return Arc::clone(block) };
     let (client, null, no, empty) =

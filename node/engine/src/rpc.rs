@@ -43,7 +43,7 @@ const INVALID_REQUEST: i32 = -32600;
 const METHOD_NOT_FOUND: i32 = -32601;
 const INVALID_PARAMS: i32 = -32602;
 const INTERNAL: i32 = -32603;
-/// Every failure that has no code of its own.
+/// The code of every failure that has none of its own.
 const FAILED: i32 = -32000;
 const DRIVER_NOT_REGISTERED: i32 = -32001;
 const SANDBOX_IMAGE_NOT_ALLOWED: i32 = -32011;
@@ -57,9 +57,9 @@ const TURN_IN_PROGRESS: i32 = -32020;
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct RpcError {
-    /// The code of the API.
+    /// The code, as docs/api.md lists it.
     pub code: i32,
-    /// The exact message.
+    /// The exact text that the client gets.
     pub message: String,
     /// Whether trying the same call again later makes sense; told to clients as `data.retryable`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -170,7 +170,7 @@ impl RpcError {
         Self::new(TURN_IN_PROGRESS, "turn in progress: resolve the paused turn before compacting")
     }
 
-    /// The error object.
+    /// The error object as JSON text.
     pub fn object(&self) -> String {
         let message = json::encode(&self.message);
         let data = if self.retryable { r#","data":{"retryable":true}"# } else { "" };
@@ -181,27 +181,27 @@ impl RpcError {
 /// A well-formed request.
 #[derive(Debug, Clone)]
 pub struct Envelope {
-    /// The text to echo; none for a notification, which gets no terminal frame.
+    /// The id to repeat in the answer. None for a notification, which gets no terminal frame.
     pub id: Option<Raw>,
-    /// What is called; the error for an unknown name.
+    /// The method that is called, or the error for an unknown name.
     pub method: Result<Method, RpcError>,
-    /// Whatever was sent, not looked at yet: a method's own checks come before its params.
+    /// The params, not parsed yet, because a method checks the caller and the session first.
     pub params: Raw,
 }
 
-/// A request that cannot be answered by a method: the error and the id to answer it under (`null` if unreadable).
+/// A request that is not a valid call of a method.
 #[derive(Debug)]
 pub struct Malformed {
-    /// The id's text.
+    /// The id to repeat in the answer, or `null` if it cannot be read.
     pub id: Raw,
-    /// Why.
+    /// The error to answer.
     pub error: RpcError,
 }
 
-/// Reads a body.
+/// Reads the body of a request.
 ///
 /// # Errors
-/// `-32700` and `-32600` as docs/api.md 2.1 says.
+/// `-32700` if it is not JSON, `-32600` if it is not a request (docs/api.md 2.1).
 pub fn parse(body: &[u8]) -> Result<Envelope, Malformed> {
     let null = || json::encode(&());
     let malformed = |id: Raw, code: i32, message: &str| Malformed { id, error: RpcError::new(code, message) };
@@ -233,17 +233,17 @@ fn own(raw: &RawValue) -> Raw {
     Raw::from(raw.to_owned())
 }
 
-/// The terminal frame of a result that fits in memory.
+/// The terminal frame with this result, which is JSON text.
 pub fn result(id: &RawValue, result: &str) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{result}}}\n")
 }
 
-/// The terminal frame of an error.
+/// The terminal frame with this error.
 pub fn error(id: &RawValue, error: &RpcError) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{}}}\n", error.object())
 }
 
-/// An error that ends a stream without being a call's answer (`lagged`, docs/api.md 2.5).
+/// The frame that ends a stream with an error without being the answer to a call (`lagged`, docs/api.md 2.5).
 pub fn ended(error: &RpcError) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"error\":{}}}\n", error.object())
 }

@@ -1,6 +1,7 @@
-//! Remote subagents, as far as they are decisions: what a call launches, and the texts the model gets (docs/api.md 8.2 to 8.6).
+//! Decisions about remote subagents: what a tool use launches, and the texts that the model gets (docs/api.md 8.2 to
+//! 8.6).
 //!
-//! A call that fails a check is answered with an error `tool_result` and launches nothing. The texts never repeat the prompt.
+//! A tool use that fails a check gets an error result and launches nothing. The texts never contain the prompt.
 
 pub mod template;
 
@@ -18,28 +19,31 @@ pub use template::{Rendered, render};
 pub struct Launch {
     /// The harness's name.
     pub harness: String,
-    /// The model it shall use.
+    /// The model that it shall use.
     pub model: String,
-    /// What it runs in.
+    /// The image that it runs in.
     pub image: String,
-    /// Command and standard input.
+    /// The command and its standard input.
     pub rendered: Rendered,
-    /// The harness's own time limit, if it has one.
+    /// The time limit in seconds, if the harness has one.
     pub timeout_secs: Option<u64>,
 }
 
-/// Where a session stands when a launch is asked for.
+/// What a session allows at the time of a launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Room<'a> {
-    /// The profile's images.
+    /// The images that the profile allows.
     pub available_sandboxes: &'a [String],
-    /// Subagents of the session that run.
+    /// How many remote subagents of the session run.
     pub running: usize,
-    /// How many may.
+    /// How many may run at the same time.
     pub max: usize,
 }
 
-/// Decides a call of a subagent tool (docs/api.md 8.2); the error is the text of its result.
+/// Decides what a use of a subagent tool launches (docs/api.md 8.2).
+///
+/// # Errors
+/// The text of the error result, if a check fails.
 pub fn launch(input: &RawValue, tool: &SubagentTool, room: Room<'_>) -> Result<Launch, String> {
     let refused = |what: std::fmt::Arguments<'_>| Err(format!("subagent error: {what}"));
     let Some(input) = Object::parse(input) else { return refused(format_args!("the input must be an object")) };
@@ -50,7 +54,7 @@ pub fn launch(input: &RawValue, tool: &SubagentTool, room: Room<'_>) -> Result<L
     };
     let Some(model) = text("model") else { return refused(format_args!("`model` must be a non-blank string")) };
     let Some(prompt) = text("prompt") else { return refused(format_args!("`prompt` must be a non-blank string")) };
-    // No command line can carry it; standard input can.
+    // A command line cannot contain NUL; standard input can.
     if model.contains('\0') || (harness.prompt_via == PromptVia::Arg && prompt.contains('\0')) {
         return refused(format_args!("`model` and `prompt` must not contain NUL characters"));
     }
@@ -81,7 +85,7 @@ fn harnesses(tool: &SubagentTool) -> String {
     names
 }
 
-/// The text of a successful launch's result (docs/api.md 8.4): JSON, for one text block.
+/// The text of the result of a successful launch: JSON, for one text block (docs/api.md 8.4).
 pub fn started(id: SubagentId, launch: &Launch) -> String {
     #[derive(Serialize)]
     struct Started<'a> {
@@ -94,7 +98,7 @@ pub fn started(id: SubagentId, launch: &Launch) -> String {
     json::encode(&started).get().to_owned()
 }
 
-/// The status tool as it is offered while the session tracks a subagent (docs/api.md 8.6).
+/// The status tool as a request offers it while the session has a remote subagent (docs/api.md 8.6).
 pub fn status_tool() -> Raw {
     let schema = json::built(
         r#"{"type":"object","properties":{"subagent_id":{"type":"string","description":"Report only this subagent. Without it, all are reported."}}}"#
@@ -105,7 +109,7 @@ pub fn status_tool() -> Raw {
     offered(SUBAGENT_STATUS, Some(description), Some(&schema))
 }
 
-/// The text of the status tool's error result when the session tracks no such subagent.
+/// The text of the status tool's error result if the session has no such subagent.
 pub fn unknown(subagent_id: &str) -> String {
     format!("subagent error: no subagent '{subagent_id}' is tracked in this session; it may have been reported already")
 }

@@ -1,7 +1,7 @@
-//! The tools of one turn: what the model is offered, and where each goes (docs/api.md 3.7).
+//! The tools of one turn: what the model is offered, and who runs each tool (docs/api.md 3.7).
 //!
-//! Only the acting client's declarations and the session's MCP tools are in it. Of several tools with one name the first
-//! counts: the client's own, its sandbox's, its subagents', then MCP's.
+//! These are the tools that the acting client has declared and the MCP tools of the session. Of several tools with the
+//! same name the first counts, in this order: tools that the client runs, sandbox tools, subagent tools, MCP tools.
 
 use crate::json::{self, Raw};
 use crate::round::Dispatch;
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A tool of an MCP server, as it offered it when the session was created.
+/// A tool of an MCP server, as the server offered it when the session was created.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct McpTool {
-    /// The server that offers it.
+    /// The name of the server.
     pub server: String,
-    /// Its name.
+    /// The name of the tool.
     pub name: String,
-    /// What it does.
+    /// What the tool does, for the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Its arguments' schema.
+    /// The JSON schema of the arguments.
     pub input_schema: Raw,
 }
 
-/// What a turn can use.
+/// The tools that a turn can use.
 #[derive(Debug, Clone)]
 pub struct Toolbox {
     declared: Declarations,
@@ -34,7 +34,7 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// The tools of a client in a session.
+    /// The tools for a client with these declarations in a session with these MCP tools.
     pub fn new(declared: Declarations, mcp: &[McpTool]) -> Self {
         let mut list: Vec<Raw> = declared.each().map(Tool::offered).collect();
         let mut servers = HashMap::new();
@@ -48,12 +48,13 @@ impl Toolbox {
         Self { declared, mcp: servers, offered }
     }
 
-    /// The array of tools a provider request carries.
+    /// The array of tools for a provider request.
     pub fn offered(&self) -> Raw {
         Arc::clone(&self.offered)
     }
 
-    /// Who runs a tool, and on which MCP server. A name that nobody offers is MCP's, with no server.
+    /// Who runs a tool and, for an MCP tool, on which server. A name that nobody offers counts as an MCP tool without a
+    /// server.
     pub fn route(&self, name: &str) -> (Dispatch, Option<String>) {
         match self.declared.get(name) {
             Some(Tool::Client(_)) => (Dispatch::Client, None),

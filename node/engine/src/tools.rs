@@ -1,8 +1,8 @@
-//! Tool declarations: what a client may declare, what is stored of it, what a model is offered.
+//! Tool declarations: what a client may declare, what is stored of it, and what a model is offered.
 //!
-//! The rules are those of docs/api.md 12 (opening a session), 13.12 and 8.1. Only the
-//! fields named there survive (D12): nothing unknown is stored or sent upstream, and what is absent stays absent. Schemas
-//! pass verbatim. Declarations belong to one client of a session and never mix with another's.
+//! The rules are those of docs/api.md 12, 13.12 and 8.1. Only the fields named there are stored and sent to a provider,
+//! and a field that is missing stays missing (D12). Schemas are passed on unchanged. Declarations belong to one client
+//! of a session and are never combined with those of another.
 
 pub mod subagent;
 
@@ -19,7 +19,7 @@ pub const SUBAGENT_STATUS: &str = "remote_subagent_status";
 /// The schema of a tool that was declared without one.
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
 
-/// A tool the client runs itself.
+/// A tool that the client runs itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(expecting = "an object")]
 pub struct ClientTool {
@@ -34,7 +34,7 @@ pub struct ClientTool {
     pub input_schema: Option<Raw>,
 }
 
-/// A tool the server runs in the session's sandbox: `input.command` is what it executes.
+/// A tool that the server runs in the session's sandbox, by executing `input.command` there.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "ClientTool")]
 pub struct SandboxTool {
@@ -43,7 +43,7 @@ pub struct SandboxTool {
     /// For the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Requires a string `command`.
+    /// A JSON schema that requires a string `command`.
     pub input_schema: Raw,
 }
 
@@ -84,28 +84,28 @@ pub fn offered(name: &str, description: Option<&str>, input_schema: Option<&RawV
     json::built(text)
 }
 
-/// Everything one client has declared, checked. Stored as JSON text, one for each client of a session.
+/// All declarations of one client, checked. Stored as JSON text in the client's row.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Declarations {
-    /// Tools the client runs.
+    /// Tools that the client runs.
     #[serde(deserialize_with = "objects")]
     pub tools: Vec<ClientTool>,
-    /// Tools the server runs in the sandbox.
+    /// Tools that the server runs in the sandbox.
     #[serde(deserialize_with = "objects")]
     pub sandbox_tools: Vec<SandboxTool>,
-    /// Tools the server launches subagents with.
+    /// Tools by which the server launches subagents.
     #[serde(deserialize_with = "objects")]
     pub subagent_tools: Vec<SubagentTool>,
 }
 
-/// One declared tool, by what runs it.
+/// A declared tool, by who runs it.
 #[derive(Debug, Clone, Copy)]
 pub enum Tool<'a> {
-    /// The client.
+    /// The client runs it.
     Client(&'a ClientTool),
-    /// The session's sandbox.
+    /// The session's sandbox runs it.
     Sandbox(&'a SandboxTool),
-    /// A new subagent.
+    /// It launches a subagent.
     Subagent(&'a SubagentTool),
 }
 
@@ -119,7 +119,8 @@ impl<'a> Tool<'a> {
         }
     }
 
-    /// The tool as a provider request lists it: of a subagent tool, neither image nor commands (docs/api.md 8.2).
+    /// The tool as a provider request lists it. The image and the commands of a subagent tool are left out (docs/api.md
+    /// 8.2).
     pub fn offered(self) -> Raw {
         match self {
             Tool::Client(t) => offered(&t.name, t.description.as_deref(), t.input_schema.as_deref()),
@@ -130,8 +131,8 @@ impl<'a> Tool<'a> {
 }
 
 impl Declarations {
-    /// Every tool once, in the order of declaration. Of several with one name the first counts, client tools before
-    /// sandbox tools before subagent tools: providers refuse a list that repeats a name.
+    /// The tools in their order: those that the client runs, then sandbox tools, then subagent tools. Of several with
+    /// the same name only the first is returned, because providers refuse a list with two.
     pub fn each(&self) -> impl Iterator<Item = Tool<'_>> {
         let client = self.tools.iter().map(Tool::Client);
         let sandbox = self.sandbox_tools.iter().map(Tool::Sandbox);
@@ -140,7 +141,7 @@ impl Declarations {
         client.chain(sandbox).chain(subagent).filter(move |tool| seen.insert(tool.name()))
     }
 
-    /// The tool a model means by that name.
+    /// The tool with that name.
     pub fn get(&self, name: &str) -> Option<Tool<'_>> {
         self.each().find(|tool| tool.name() == name)
     }
@@ -157,6 +158,9 @@ impl Declarations {
     }
 
     /// Reads the stored form back.
+    ///
+    /// # Errors
+    /// The text is not the stored form, or is of a newer version.
     pub fn load(stored: &str) -> Result<Self, Unreadable> {
         #[derive(Deserialize)]
         struct Version {
@@ -172,26 +176,31 @@ impl Declarations {
 /// Stored declarations that cannot be read back.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// Not the JSON of stored declarations.
+    /// They are not the JSON of stored declarations.
     #[error("stored tool declarations are not readable: {0}")]
     Json(#[from] serde_json::Error),
-    /// Written by a newer version.
+    /// They were written by a newer version.
     #[error("stored tool declarations have version {0}; this program reads version 1")]
     Version(u8),
 }
 
-/// A tool that may not be declared here. The text is the `detail` of REST and, behind the error's name, the message of RPC.
+/// Why a tool may not be declared. The text is the `detail` of a REST problem and, after the name of the error, the
+/// message of a JSON-RPC error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
-    /// The server's own name.
+    /// The name is that of the server's own tool.
     #[error("tool name `{SUBAGENT_STATUS}` is reserved for the server; give the tool another name")]
     Reserved,
-    /// The profile does not list it.
+    /// The profile does not list the tool.
     #[error("tool `{0}` is not in the profile's allowed_tools; add it to the profile or do not declare it")]
     NotAllowed(String),
 }
 
-/// Checks what a client wants to run itself: no reserved name, then only names the profile lists. An empty list allows none.
+/// Checks the tools that a client wants to run itself: no name may be reserved, and the profile must list each. An
+/// empty list allows no tool.
+///
+/// # Errors
+/// The first tool that may not be declared.
 pub fn check_allowed(tools: &[ClientTool], allowed_tools: &[String]) -> Result<(), Forbidden> {
     check_reserved(tools.iter().map(|tool| tool.name.as_str()))?;
     match tools.iter().find(|tool| !allowed_tools.contains(&tool.name)) {
@@ -200,12 +209,18 @@ pub fn check_allowed(tools: &[ClientTool], allowed_tools: &[String]) -> Result<(
     }
 }
 
-/// Checks names of tools of any kind (docs/api.md 8.1).
+/// Checks that no tool of any kind has a reserved name (docs/api.md 8.1).
+///
+/// # Errors
+/// `Reserved` if one has.
 pub fn check_reserved<'a>(mut names: impl Iterator<Item = &'a str>) -> Result<(), Forbidden> {
     if names.any(|name| name == SUBAGENT_STATUS) { Err(Forbidden::Reserved) } else { Ok(()) }
 }
 
-/// Reads a list of objects. Serde's own reading of a struct would also take an array of its fields.
+/// Deserializes a list of objects. Serde itself would also accept an array of a struct's fields in place of an object.
+///
+/// # Errors
+/// An element is not an object, or not one of this type.
 pub fn objects<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Vec<T>, D::Error> {
     let elements = Vec::<&RawValue>::deserialize(deserializer)?;
     let read = |element: &&RawValue| match element.get() {

@@ -1,7 +1,7 @@
 //! Anthropic's wire format: `POST {base_url}/v1/messages` (docs/api.md 5.1).
 //!
-//! The format the product itself speaks, so blocks pass both ways verbatim, unknown types included. Checked is only what the
-//! product relies on.
+//! The server uses this format itself, so blocks are passed on unchanged in both directions, even those of unknown
+//! types. Only what the server relies on is checked.
 
 use super::{Answer, ToolUses, Usage, invalid, is_string, tokens};
 use crate::json::{self, Object, Raw};
@@ -9,7 +9,7 @@ use crate::request::Request;
 use serde_json::value::RawValue;
 use std::fmt::Write;
 
-/// The body to post: model, max_tokens, messages, tools.
+/// The body of the HTTP request: model, max_tokens, messages, tools.
 pub fn body(request: &Request) -> String {
     let size: usize = request.messages.iter().map(|m| m.content.get().len() + 40).sum();
     let mut text = String::with_capacity(size + request.tools.get().len() + 128);
@@ -22,10 +22,14 @@ pub fn body(request: &Request) -> String {
     text
 }
 
-/// What a response's body says.
+/// Reads the body of a response.
 ///
-/// An answer cut by its token budget may end in a tool use whose input was only half received: a trailing tool use of such
-/// an answer is dropped unseen (F14). `model_context_window_exceeded` cuts in the same way and counts as the same reason.
+/// An answer that the token limit cut off may end in a tool use whose input is incomplete, so a tool use at the end of
+/// such an answer is dropped (F14). `model_context_window_exceeded` cuts off in the same way and counts as the same
+/// reason.
+///
+/// # Errors
+/// `invalid answer: …` with the reason, if the answer cannot be used.
 pub fn answer(body: &RawValue) -> Result<Answer, String> {
     let body = Object::parse(body).ok_or_else(|| invalid("the body is not an object"))?;
     let content = body.get("content").and_then(json::array);

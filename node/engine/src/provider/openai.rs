@@ -1,11 +1,12 @@
-//! OpenAI's chat format: `POST {base_url}/v1/chat/completions` (docs/api.md 5.1), translated from and to the product's blocks.
+//! OpenAI's chat format: `POST {base_url}/v1/chat/completions` (docs/api.md 5.1), translated from and to the product's
+//! blocks.
 //!
 //! - Texts of one message are joined with a line break, on the JSON text itself, so every escape survives.
-//! - `tool_use` becomes an entry of `tool_calls` whose `arguments` is the input's JSON text; `tool_result` becomes a message
-//!   of role `tool` whose content is its text. The format has no place for `is_error`, so an error result's text starts
-//!   with `[error] `. Results come before what else the user message says, as the format demands.
-//! - Blocks that the format cannot express are dropped. An assistant message of which nothing is left is left out; a user
-//!   message stays, empty, because somebody's turn was there.
+//! - `tool_use` becomes an entry of `tool_calls` whose `arguments` is the input's JSON text; `tool_result` becomes a
+//!   message of role `tool` whose content is its text. The format has no place for `is_error`, so an error result's
+//!   text starts with `[error] `. Results come before what else the user message says, as the format demands.
+//! - Blocks that the format cannot express are dropped. An assistant message of which nothing is left is left out; a
+//!   user message stays, empty, because somebody's turn was there.
 
 mod answer;
 
@@ -18,10 +19,10 @@ use std::fmt::Write;
 
 pub use answer::answer;
 
-/// What tells the model that a tool result is an error.
+/// The beginning of a tool result's text that tells the model that it is an error.
 pub const ERROR_PREFIX: &str = "[error] ";
 
-/// The body to post: model, max_tokens, messages, and tools if there are any.
+/// The body of the HTTP request: model, max_tokens, messages, and tools if there are any.
 pub fn body(request: &Request) -> String {
     let size: usize = request.messages.iter().map(|m| m.content.get().len() * 5 / 4 + 64).sum();
     let mut text = String::with_capacity(size + request.tools.get().len() * 5 / 4 + 128);

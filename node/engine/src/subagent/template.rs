@@ -1,26 +1,28 @@
-//! Command templates: `{model}` and `{prompt}` in a shell command, filled in with POSIX quoting in one pass (docs/api.md 8.3).
+//! Command templates: `{model}` and `{prompt}` in a shell command, filled in with POSIX quoting in one pass
+//! (docs/api.md 8.3).
 //!
-//! A placeholder becomes one whole word of the shell, quotes included, so it stands outside of quotes in a template. What is
-//! filled in is never scanned again. Braces the shell needs (`${HOME}`, `{a,b}`, `{}`, `{"json":1}`) are text.
+//! A placeholder becomes one quoted word of the shell, so a template must not put quotes around it. What is filled in
+//! is never searched for placeholders again. Braces that belong to the shell (`${HOME}`, `{a,b}`, `{}`, `{"json":1}`)
+//! stay as they are.
 
 use crate::tools::subagent::PromptVia;
 
-/// A stretch of a template.
+/// A piece of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Stays as it is.
+    /// Text that stays as it is.
     Text(&'a str),
     /// `{model}`.
     Model,
     /// `{prompt}`.
     Prompt,
-    /// A word in braces that means nothing.
+    /// A word in braces that is no placeholder.
     Unknown(&'a str),
     /// `${model}` or `${prompt}`: neither a placeholder nor a variable of the shell that would be set.
     Expansion(&'a str),
 }
 
-/// The pieces of a template, in order and complete.
+/// Splits a template into its pieces, in order.
 pub fn pieces(template: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let (mut text, mut at) = (0, 0);
@@ -55,23 +57,23 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'))
 }
 
-/// What starts a subagent.
+/// The command that starts a subagent, and its standard input.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rendered {
-    /// For `sh -c`.
+    /// The command for `sh -c`.
     pub command: String,
-    /// What goes to standard input, byte for byte; nothing at all when the prompt is in the command.
+    /// The text for standard input. None if the prompt is in the command.
     pub stdin: Option<String>,
 }
 
 impl std::fmt::Debug for Rendered {
-    /// Both hold what the model wrote, which is for no log.
+    /// Shows neither field, because both contain what the model wrote, which must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rendered").finish_non_exhaustive()
     }
 }
 
-/// Fills a checked template in.
+/// Fills in a template that was checked.
 pub fn render(template: &str, model: &str, prompt: &str, via: PromptVia) -> Rendered {
     let mut command = String::with_capacity(template.len() + model.len() + 16);
     for piece in pieces(template) {

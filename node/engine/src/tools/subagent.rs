@@ -1,8 +1,8 @@
 //! Declarations of tools that launch subagents, and their checks (docs/api.md 8.1).
 //!
-//! A [`Declaration`] is what a client wrote; a [`SubagentTool`] has passed every check. Where the JSON is right but what it
-//! says is not, missing members included, the answer is `422 invalid_subagent_tools` with a text from here; a member of the
-//! wrong JSON type is a malformed body like any other.
+//! A [`Declaration`] is what a client wrote; a [`SubagentTool`] has passed every check. If a member is missing or its
+//! value is not allowed, the answer is `422 invalid_subagent_tools` with a text from this module. A member of the wrong
+//! JSON type makes the body malformed, as everywhere.
 
 use super::objects;
 use crate::json::Raw;
@@ -36,7 +36,7 @@ struct HarnessDeclaration {
     timeout_secs: Option<i64>,
 }
 
-/// A tool the server launches subagents with.
+/// A tool by which the server launches subagents.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SubagentTool {
     /// Never blank.
@@ -47,40 +47,44 @@ pub struct SubagentTool {
     /// An object, verbatim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_schema: Option<Raw>,
-    /// What its subagents run in; never blank. Whether the profile has it is asked at each launch.
+    /// The image that its subagents run in; never blank. Each launch checks whether the profile allows it.
     pub image: String,
-    /// Never empty, each name once.
+    /// The agents that it can launch: at least one, each name once.
     #[serde(deserialize_with = "objects")]
     pub subagents: Vec<Harness>,
 }
 
-/// A command-line agent the tool can launch.
+/// A command-line agent that a tool can launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Harness {
-    /// What the model calls it; never blank.
+    /// The name by which the model chooses it; never blank.
     #[serde(rename = "harness")]
     pub name: String,
     /// The shell command, with `{model}` and `{prompt}` to fill in.
     pub command_template: String,
-    /// How the prompt reaches it.
+    /// How the prompt is passed to it.
     pub prompt_via: PromptVia,
-    /// Its own time limit, if it has one; never zero.
+    /// Its own time limit in seconds, if it has one; never zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_secs: Option<u64>,
 }
 
-/// How a prompt reaches a subagent.
+/// How a prompt is passed to a subagent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PromptVia {
-    /// Byte for byte on standard input.
+    /// Unchanged on standard input.
     Stdin,
-    /// Quoted, where the command has `{prompt}`.
+    /// As a quoted word in the command, in place of `{prompt}`.
     Arg,
 }
 
 impl Declaration {
-    /// Makes all checks; `index` tells a tool without a name from the others. The error names the tool and what to change.
+    /// Makes all checks. `index` is the place of the declaration in the client's list, which names a tool without a
+    /// name.
+    ///
+    /// # Errors
+    /// A text that names the tool and says what to change.
     pub fn check(&self, index: usize) -> Result<SubagentTool, String> {
         let name = &self.name;
         if name.trim().is_empty() {

@@ -156,7 +156,7 @@ pub struct SandboxAvailable {
 /// `session.sandbox.start`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxStart {
-    /// Where.
+    /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
     /// What is started.
     pub image: String,
@@ -167,9 +167,9 @@ pub struct SandboxStart {
 pub struct SandboxRunning {
     /// The container, where there is one.
     pub container_id: Option<String>,
-    /// Free text.
+    /// A text that the client or the server adds, in any form.
     pub detail: Option<String>,
-    /// Where.
+    /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
     /// Null for an unsandboxed run.
     pub image: Option<String>,
@@ -191,7 +191,7 @@ pub struct SandboxError {
     pub container_id: Option<Option<String>>,
     /// What went wrong.
     pub detail: Option<String>,
-    /// Where.
+    /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
     /// Null for an unsandboxed run.
     pub image: Option<String>,
@@ -228,9 +228,9 @@ pub struct SandboxResponse {
 /// `session.subagent.start`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SubagentStart {
-    /// Free text.
+    /// A text that the client or the server adds, in any form.
     pub detail: Option<String>,
-    /// Where.
+    /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
     /// The command-line agent.
     pub harness: String,
@@ -240,8 +240,8 @@ pub struct SubagentStart {
     pub subagent_id: String,
 }
 
-/// The remote subagent that a stored `session.subagent.*` event is about; none for one that runs at a client and is only
-/// reported.
+/// The remote subagent that a stored `session.subagent.*` event is about; none for one that runs at a client and is
+/// only reported.
 pub fn remote_subagent(stored: &str) -> Option<SubagentId> {
     #[derive(Deserialize)]
     struct Lifecycle {
@@ -260,9 +260,9 @@ pub struct SubagentRunning(pub SubagentStart);
 /// `session.subagent.completed`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SubagentCompleted {
-    /// Free text.
+    /// A text that the client or the server adds, in any form.
     pub detail: Option<String>,
-    /// Where.
+    /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
     /// The process's exit code.
     pub exit_code: i64,
@@ -279,7 +279,7 @@ pub struct SubagentCompleted {
 pub struct SubagentFailed {
     /// What went wrong.
     pub detail: Option<String>,
-    /// Where.
+    /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
     /// The process's exit code, if it ran.
     pub exit_code: Option<i64>,

@@ -4,11 +4,15 @@ use crate::json::{self, Object, Raw};
 use crate::provider::{Answer, ToolUses, Usage, invalid, is_string, tokens};
 use serde_json::value::RawValue;
 
-/// What a response's body says, as blocks: the text, a refusal as text, then the tool uses, whose input is the JSON text of
-/// `arguments`, verbatim but for line breaks between its tokens.
+/// Reads the body of a response as blocks: the text, a refusal as text, then the tool uses. The input of a tool use is
+/// the JSON text of `arguments`, unchanged except for line breaks between its tokens.
 ///
-/// Missing, null or blank `arguments` are those of a call without arguments, `{}`. An answer cut by its token budget may end
-/// in a tool call only half received: its last call is dropped unseen, and others whose arguments are not an object (F14).
+/// Missing, null or blank `arguments` mean a call without arguments, `{}`. An answer that the token limit cut off may
+/// end in an incomplete tool call, so its last call is dropped, and also others whose arguments are not an object
+/// (F14).
+///
+/// # Errors
+/// `invalid answer: …` with the reason, if the answer cannot be used.
 pub fn answer(body: &RawValue) -> Result<Answer, String> {
     let body = Object::parse(body).ok_or_else(|| invalid("the body is not an object"))?;
     let choices = body.get("choices").and_then(json::array);
@@ -69,7 +73,7 @@ fn tool_use(i: usize, call: &RawValue, seen: &mut ToolUses) -> Result<Option<Raw
 /// The text of the arguments as one line of JSON, if they are an object.
 fn arguments_object(text: &str) -> Option<Raw> {
     let text = if text.trim().is_empty() { "{}" } else { text };
-    // Parsed before line breaks go: one inside a string makes the text invalid, and must not be taken out unseen.
+    // The text is parsed before line breaks are removed, because one inside a string makes it invalid.
     let raw = json::parse(text).ok().filter(|raw| raw.get().starts_with('{'))?;
     match json::one_line(raw.get()) {
         std::borrow::Cow::Borrowed(_) => Some(raw),
