@@ -1,11 +1,12 @@
 //! Client keys: they are created for a profile, listed and revoked, and their last use is recorded.
 
 use super::{Accounts, Digest, Page, id_bytes, page};
-use crate::db::sql::{Sql, sql};
+use crate::db::sql::{Sql, millis, sql};
 use crate::{Error, fresh_id};
 use engine::ids::{KeyId, ProfileId};
 use engine::time::UnixMillis;
 use sqlx::FromRow;
+use std::time::Duration;
 
 /// A client key as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,8 +56,8 @@ const USED: Sql = sql!(
     " - $2)"
 );
 
-/// `last_used_at` is not written again within this many milliseconds.
-const USED_STEP: i64 = 60_000;
+/// `last_used_at` is not written again within this time.
+const USED_STEP: Duration = Duration::from_secs(60);
 
 /// Whether a revocation changed anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +138,7 @@ impl Accounts {
                 move |c| {
                     Box::pin(async move {
                         for key in keys {
-                            c.query(&USED).bind(key.0.to_vec()).bind(USED_STEP).execute().await?;
+                            c.query(&USED).bind(key.0.to_vec()).bind(millis(USED_STEP)).execute().await?;
                         }
                         Ok(())
                     })

@@ -63,6 +63,11 @@ macro_rules! word {
 }
 pub(crate) use {sql, word};
 
+/// A length of time as a statement takes it: in milliseconds, as `now` is.
+pub(crate) fn millis(time: Duration) -> i64 {
+    time.as_millis() as i64
+}
+
 /// What can be bound to a statement of either engine.
 pub(crate) trait Argument<'q>:
     Encode<'q, Sqlite> + Type<Sqlite> + Encode<'q, Postgres> + Type<Postgres> + Send + 'q

@@ -11,6 +11,7 @@ use crate::db::sql::Row;
 use engine::gate::{End, Gate, GateAfter, Pause};
 use engine::ids::{CallId, KeyId};
 use engine::time::UnixMillis;
+use std::time::Duration;
 
 const FREE: &str = "idle";
 const RUNNING: &str = "running";
@@ -21,9 +22,9 @@ const PAUSED: &str = "paused";
 pub(super) struct GateColumns {
     pub phase: &'static str,
     pub state: State,
-    /// For how many milliseconds a pause keeps the gate. They are added to the database's clock, and the client key
-    /// that the gate is kept for is written too.
-    pub pause: Option<i64>,
+    /// For how long a pause keeps the gate. It is added to the database's clock, and the client key that the gate is
+    /// kept for is written too.
+    pub pause: Option<Duration>,
 }
 
 impl GateColumns {
@@ -32,7 +33,7 @@ impl GateColumns {
         let (phase, state, pause) = match end.map(|end| end.gate) {
             None => (RUNNING, State::Open, None),
             Some(GateAfter::Free) => (FREE, State::Open, None),
-            Some(GateAfter::Paused(time)) => (PAUSED, State::Open, Some(time.as_millis() as i64)),
+            Some(GateAfter::Paused(time)) => (PAUSED, State::Open, Some(time)),
             Some(GateAfter::Failed) => (FREE, State::Error, None),
         };
         Self { phase, state, pause }
@@ -57,14 +58,14 @@ mod tests {
     use super::*;
     use engine::outcome::Outcome;
     use sqlx::Connection as _;
-    use std::time::Duration;
 
     #[test]
     fn each_end_has_its_columns() {
+        let time = Duration::from_millis(1500);
         let table = [
             (None, ("running", State::Open, None)),
             (Some(GateAfter::Free), ("idle", State::Open, None)),
-            (Some(GateAfter::Paused(Duration::from_millis(1500))), ("paused", State::Open, Some(1500))),
+            (Some(GateAfter::Paused(time)), ("paused", State::Open, Some(time))),
             (Some(GateAfter::Failed), ("idle", State::Error, None)),
         ];
         for (gate, (phase, state, pause)) in table {

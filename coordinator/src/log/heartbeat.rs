@@ -2,7 +2,7 @@
 
 use super::{Id, Log, State};
 use crate::Error;
-use crate::db::sql::{Sql, sql};
+use crate::db::sql::{Sql, millis, sql};
 use engine::event::EventNumber;
 use engine::ids::SessionId;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Log {
     pub async fn others_alive(&self, within: Duration) -> Result<bool, Error> {
         let row = self.db.read(&AGE).optional().await?;
         let age: Option<i64> = row.map(|row| row.get("age")).transpose()?;
-        Ok(age.is_some_and(|age| age < within.as_millis() as i64))
+        Ok(age.is_some_and(|age| age < millis(within)))
     }
 
     /// Moves the feeds of these sessions to where their logs are.

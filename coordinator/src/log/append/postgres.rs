@@ -8,7 +8,7 @@ use super::group_commit::GroupCommit;
 use super::sqlite::Inserted;
 use super::{Append, CallRow};
 use crate::Error;
-use crate::db::sql::word;
+use crate::db::sql::{millis, word};
 use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, EventNumber, NewEvent, Payload};
@@ -19,6 +19,7 @@ use engine::time::UnixMillis;
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is appended to one session.
 pub(crate) struct Entry {
@@ -37,8 +38,8 @@ pub(crate) struct Turn {
     pub open: Option<CallRow>,
     pub phase: &'static str,
     pub state: &'static str,
-    /// If the call ends in a pause: who keeps the gate, and for how many milliseconds.
-    pub pause: Option<(KeyId, i64)>,
+    /// If the call ends in a pause: who keeps the gate, and for how long.
+    pub pause: Option<(KeyId, Duration)>,
     pub outcome: Option<String>,
 }
 
@@ -176,7 +177,7 @@ pub(super) async fn append(c: &mut PgConnection, entries: &[&Entry]) -> Result<V
         .bind(turns!(|turn| Some(turn.phase)))
         .bind(turns!(|turn| Some(turn.state)))
         .bind(turns!(|turn| turn.pause.as_ref().map(|(owner, _)| owner.0.as_slice())))
-        .bind(turns!(|turn| turn.pause.map(|(_, time)| time)))
+        .bind(turns!(|turn| turn.pause.map(|(_, time)| millis(time))))
         .bind(turns!(|turn| turn.outcome.as_deref()))
         .bind(opens!(|open| Some(open.key.0.as_slice())))
         .bind(opens!(|open| open.idempotency.as_ref().map(|(name, _)| name.as_str())))

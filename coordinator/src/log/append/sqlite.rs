@@ -5,7 +5,7 @@
 
 use super::{Append, Side, refusal};
 use crate::Error;
-use crate::db::sql::{Connection, Sql, sql};
+use crate::db::sql::{Connection, Sql, millis, sql};
 use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
 use engine::event::{Event, EventNumber, NewEvent, Payload};
@@ -69,7 +69,7 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
         .bind(columns.phase)
         .bind(columns.state.stored())
         .bind(columns.pause.map(|_| key.0.to_vec()))
-        .bind(columns.pause);
+        .bind(columns.pause.map(millis));
     let update = match &append.open {
         Some(open) if gate == Some(GateFound::OwnPause) => update.bind(open.key.0.as_slice()),
         Some(_) | None => update,
