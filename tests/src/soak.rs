@@ -1,9 +1,11 @@
-//! A cluster that everything happens to, for as long as one likes: several drivers and observers in each session, client tools
-//! and a tool server, pauses, slow and failing providers, and every fault of nodes, Redis and Postgres in turn.
+//! The soak: a cluster under load and under every kind of fault, for as long as is wanted.
 //!
-//! Each actor has a random number generator of its own, seeded from the seed of the run and its name: a seed repeats what
-//! everybody does, though not the microsecond at which they meet. The checker reads the record of every session; a class of fault that hit no
-//! running turn fails the run as a broken rule does.
+//! Each session has two drivers and two observers, tools of the client and of a tool server, pauses, and slow and
+//! failing providers. Meanwhile every fault of nodes, Redis and Postgres comes in turn. The checker reads the record of
+//! every session. The run fails if a rule is broken, and also if a class of fault hit no running turn.
+//!
+//! Each actor has a random number generator of its own, made from the seed of the run and its name. The same seed
+//! repeats what the actors decide, but not the exact times at which they meet.
 
 mod driver;
 mod faults;
@@ -28,24 +30,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Scripted calls of the tool server: more than any run makes.
+/// How many calls of the tool server are scripted: more than any run makes.
 const TOOL_CALLS: usize = 200_000;
 
-/// What is wanted.
+/// The options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub seed: u64,
-    /// How long faults come.
+    /// For how long faults are caused.
     pub time: Duration,
-    /// Sessions at a time.
+    /// How many sessions run at the same time.
     pub sessions: usize,
-    /// How long Redis is stopped at most.
+    /// The longest time for which Redis is stopped.
     pub outage: Duration,
-    /// Only these classes of faults of nodes and servers; all, if empty.
+    /// The classes of faults of nodes and servers to cause. If empty, all of them.
     pub only: Vec<Class>,
 }
 
-/// Runs it. Returns the summary, and whether all is well.
+/// Runs the soak. Returns the summary, and whether the run succeeded.
 pub async fn run(options: &Options) -> (String, bool) {
     let stats = Arc::new(Stats::default());
     let model = Arc::new(Model::start(options.seed, stats.clone()).await);
@@ -64,7 +66,7 @@ pub async fn run(options: &Options) -> (String, bool) {
         pool: cluster.pool.clone(),
         model: model.clone(),
         stats: stats.clone(),
-        // Nothing is accepted or taken over while Redis is away.
+        // While Redis is stopped, no call is accepted and no session is taken over.
         time_limit: Duration::from_secs(60) + options.outage,
         over,
     };
@@ -85,7 +87,7 @@ pub async fn run(options: &Options) -> (String, bool) {
     stats.report(&wanted)
 }
 
-/// Scripts the next call; says whether it fails.
+/// Scripts the next call of the tool server. Returns whether it fails.
 fn push_outcome(mcp: &Mcp, rng: &mut Rng) -> bool {
     let (outcome, fails) = match rng.below(10) {
         0 => (Outcome::IsError("no".to_owned()), true),
@@ -97,7 +99,7 @@ fn push_outcome(mcp: &Mcp, rng: &mut Rng) -> bool {
     fails
 }
 
-/// No tool was called twice for one tool use.
+/// Checks that no tool was called twice for the same tool use.
 fn check_tools(mcp: &Mcp, failing: &[bool], stats: &Stats) {
     let calls = mcp.calls();
     stats.hit(Class::ToolFails, failing.iter().take(calls.len()).filter(|fails| **fails).count());

@@ -1,5 +1,8 @@
-//! A driver of a session, as an application drives it: it sends, answers tool uses or leaves them, hangs up now and then, and
-//! sends again, through any node, what was not answered. What it sent and what it was shown it keeps for the checker.
+//! A driver that uses a session as an application would.
+//!
+//! It sends messages, answers tool uses or leaves them, hangs up now and then, and sends what was not answered again,
+//! through any node. It keeps what it sent and what it got for the checker. Where this module sleeps, it is a person's
+//! time to think or the pause before a request is repeated; nothing is synchronised by it.
 
 use super::rng::Rng;
 use super::session_run::Context;
@@ -13,58 +16,58 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// A node that does not begin to answer in this time is given up for another.
+/// If a node does not begin to answer within this time, the request is sent to another one.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// What a call's stream showed.
+/// What the caller of a call got.
 #[derive(Debug)]
 pub(super) struct CallOutput {
-    /// The call.
+    /// The label of the call.
     pub label: String,
-    /// Ids that were streamed, of its last attempt.
+    /// The ids of the events in the stream of its last attempt.
     pub live: Vec<String>,
-    /// Ids in the result.
+    /// The ids of the events in its result.
     pub result: Vec<String>,
 }
 
-/// A driver.
+/// A driver of one session.
 #[derive(Debug)]
 pub(super) struct Driver {
     /// The session through each node.
     pub views: Vec<Session>,
-    /// Of its client key.
+    /// The id of its client key.
     pub key: String,
-    /// Such as `s1/d2`.
+    /// Its name in the run, such as `s1/d2`.
     pub name: String,
     pub rng: Rng,
     pub stats: Arc<Stats>,
-    /// A request that no node answers for so long, with one fault after the other, is one too many.
+    /// How long a request may stay unanswered, in spite of all faults, before the run counts that as wrong.
     pub time_limit: Duration,
-    /// Every message.
+    /// Every message that it sent.
     pub sent: Vec<Sent>,
-    /// Every result.
+    /// Every result that it got.
     pub shown: Vec<CallOutput>,
-    /// Every report, and whether it was taken.
+    /// Every report that it sent, and whether a node accepted it.
     pub reports: Vec<(String, bool)>,
     number: usize,
     open: Vec<Value>,
-    /// Whether a pause may be its own.
+    /// Whether the session may be paused for this driver.
     may_hold: bool,
     over: bool,
 }
 
-/// What a stream came to.
+/// How a stream ended.
 enum Got {
     Result(Value),
     Error(Value),
-    /// It broke off.
+    /// It broke.
     Broken,
-    /// The client left.
+    /// The driver hung up.
     Left,
 }
 
 impl Driver {
-    /// One that has done nothing yet.
+    /// A driver that has done nothing yet.
     pub(super) fn new(views: Vec<Session>, key: &str, name: &str, context: &Context) -> Self {
         let (sent, shown, reports, open) = Default::default();
         let (rng, stats, time_limit) = (Rng::new(context.seed, name), context.stats.clone(), context.time_limit);
@@ -96,7 +99,7 @@ impl Driver {
         format!("[{}/{}]", self.name, self.number)
     }
 
-    /// Registers, however long that takes.
+    /// Registers, with as many requests as that takes within the time limit.
     pub(super) async fn register(&mut self) {
         let end = Instant::now() + self.time_limit;
         while Instant::now() < end {
@@ -113,7 +116,7 @@ impl Driver {
         self.over = true;
     }
 
-    /// Drives until told to stop, or until the session or its key is no more.
+    /// Acts until it is told to stop, the session has ended, or its key was revoked.
     pub(super) async fn run(mut self, stop: watch::Receiver<bool>) -> Self {
         while !*stop.borrow() && !self.over {
             self.act().await;
@@ -155,7 +158,7 @@ impl Driver {
         }
     }
 
-    /// Says something; may hang up before the answer has come.
+    /// Sends a message. If `may_leave`, it may hang up before the answer has come.
     pub(super) async fn say(&mut self, may_leave: bool) {
         let label = self.label();
         let time_limit = if may_leave && self.rng.percent(20) { self.rng.millis(0..1500) } else { self.time_limit };
@@ -169,7 +172,7 @@ impl Driver {
         self.send(content, label, self.time_limit).await;
     }
 
-    /// Says something until nothing is left open, so that the session comes to rest.
+    /// Sends messages until no tool use is left open, so that the session is not paused at the end.
     pub(super) async fn leave_nothing_open(&mut self) {
         for _ in 0..50 {
             self.say(false).await;
@@ -181,7 +184,7 @@ impl Driver {
     }
 
     async fn send(&mut self, content: Value, label: String, time_limit: Duration) {
-        // A plain message, too, goes first if it retires a pause of its own key.
+        // A plain message goes before other calls too, if it gives up a pause of its own key.
         let overtakes = content.is_array() || self.may_hold;
         let params = json!({"message": {"content": content}, "idempotency_key": label});
         self.open.clear();
@@ -270,7 +273,7 @@ impl Driver {
                 Ok(Some(line)) => line,
             };
             let Ok(mut frame) = serde_json::from_str::<Value>(&line) else {
-                // Cut off in the middle.
+                // The line is not complete.
                 return Got::Broken;
             };
             if let Some(id) = frame["params"]["id"].as_str() {
@@ -285,7 +288,7 @@ impl Driver {
 
     async fn compact(&mut self) {
         let (_, view) = self.view();
-        // Named, because a compaction of nothing has nothing else that tells whose it is.
+        // The prompt names the driver, because nothing else in the request of an empty session's compaction does.
         let params = json!({"prompt": format!("[{}/compact] Sum it up.", self.name)});
         if let Ok(Ok(mut frames)) = timeout(SILENCE, view.try_start("session.compact", params)).await {
             self.open.clear();
@@ -305,7 +308,7 @@ impl Driver {
         self.reports.push((label, taken));
     }
 
-    /// Drivers stay registered, whatever happens to nodes and servers.
+    /// Checks that drivers stay registered, whatever happens to nodes and servers.
     async fn participants(&mut self) {
         let (_, view) = self.view();
         let path = view.path("/participants");

@@ -1,5 +1,6 @@
-//! An observer of a session: it subscribes through any node, stays for a while, and goes on where it was through another,
-//! until it has seen the session's end.
+//! An observer of a session. It subscribes through any node, reads for a while, and goes on through another node after
+//! the last event that it saw, until it has seen the end of the session. Where it sleeps, that is the pause before
+//! another try.
 
 use super::rng::Rng;
 use crate::client::Session;
@@ -7,7 +8,8 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// Watches from the event `first` on, with what clients say or without; returns the ids it saw, in order.
+/// Reads the events after `first`, with those of clients if `clients`. Returns the ids of the events in the order in
+/// which they came.
 pub(super) async fn watch(views: Vec<Session>, first: String, clients: bool, mut rng: Rng) -> Vec<String> {
     let mut seen: Vec<String> = Vec::new();
     loop {

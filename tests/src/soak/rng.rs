@@ -1,4 +1,5 @@
-//! A random number generator whose numbers follow from the seed of the run and a name, so that a run can be repeated.
+//! A random number generator whose numbers depend only on the seed of the run and a name, so that a run can be
+//! repeated.
 
 use std::time::Duration;
 
@@ -14,17 +15,17 @@ impl Rng {
         Self(fastrand::Rng::with_seed(name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, fold)))
     }
 
-    /// 0 to `n` - 1.
+    /// A number from 0 to `n` - 1.
     pub(super) fn below(&mut self, n: usize) -> usize {
         self.0.usize(..n)
     }
 
-    /// True so many times in a hundred.
+    /// True with a probability of `percent` in a hundred.
     pub(super) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// A duration in milliseconds.
+    /// A duration of so many milliseconds as a number of this range.
     pub(super) fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
         Duration::from_millis(self.0.u64(range))
     }

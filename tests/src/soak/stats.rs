@@ -1,5 +1,5 @@
-//! What the soak counts: how often each class of fault came and how many running turns it hit, how long it took until a
-//! question was asked again, and every broken rule.
+//! What the soak counts: how often each class of fault came and how many running turns it hit, how long it took until
+//! an interrupted request to the model was sent again, and every broken rule.
 
 use crate::checker::{Rule, Violation};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ macro_rules! classes {
             /// Every class.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
-            /// What happens.
+            /// A short text that says what happens.
             pub fn what(self) -> &'static str {
                 match self { $(Self::$name => $what),+ }
             }
@@ -70,7 +70,7 @@ struct Inner {
     begun: Option<Instant>,
 }
 
-/// What is counted; shared by all actors.
+/// The counts of a run, which all actors share.
 #[derive(Debug, Default)]
 pub(super) struct Stats(Mutex<Inner>);
 
@@ -79,7 +79,7 @@ impl Stats {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A fault came, and so many running turns met it.
+    /// Counts a fault and the running turns that it hit.
     pub(super) fn hit(&self, class: Class, turns: usize) {
         let mut inner = self.lock();
         let counts = inner.classes.entry(class).or_default();
@@ -87,49 +87,49 @@ impl Stats {
         counts.hit += turns;
     }
 
-    /// Which fault is on.
+    /// Records that a fault begins.
     pub(super) fn begin(&self, class: Class) {
         self.lock().active = Some(class);
     }
 
-    /// The fault is over.
+    /// Records that the fault is over.
     pub(super) fn end(&self) {
         self.lock().active = None;
     }
 
-    /// The fault that is on.
+    /// The fault that lasts now.
     pub(super) fn active(&self) -> Option<Class> {
         self.lock().active
     }
 
-    /// A question that lost its asker was asked again.
+    /// Records how long after its sender hung up a request to the model was sent again.
     pub(super) fn again(&self, class: Class, after: Duration) {
         self.lock().classes.entry(class).or_default().again.push(after);
     }
 
-    /// Counts something.
+    /// Adds `n` to the number with this name.
     pub(super) fn count(&self, what: &'static str, n: usize) {
         *self.lock().numbers.entry(what).or_default() += n;
     }
 
-    /// From now on what a node has accepted may lose its place.
+    /// Records that a node is in trouble: calls that it has accepted may lose their places from now on.
     pub(super) fn trouble(&self, node: usize) {
         self.lock().troubles.push((node, Instant::now(), None));
     }
 
-    /// All nodes are well.
+    /// Records that no node is in trouble any more.
     pub(super) fn well(&self) {
         for (_, _, until) in &mut self.lock().troubles {
             until.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Whether a node was in trouble at any time since then.
+    /// Whether a node was in trouble at any time since `since`.
     pub(super) fn troubled(&self, node: usize, since: Instant) -> bool {
         self.lock().troubles.iter().any(|(at, _, until)| *at == node && until.is_none_or(|until| until > since))
     }
 
-    /// Notes broken rules.
+    /// Records broken rules.
     pub(super) fn violated(&self, session: &str, violations: impl IntoIterator<Item = Violation>) {
         for violation in violations {
             eprintln!("{} VIOLATION in {session}: {violation:?}", self.clock());
@@ -142,12 +142,13 @@ impl Stats {
         format!("{:7.2}", self.lock().begun.get_or_insert_with(Instant::now).elapsed().as_secs_f64())
     }
 
-    /// Notes that something was not answered as it should.
+    /// Records that something was not answered as it should be.
     pub(super) fn wrong(&self, session: &str, what: String) {
         self.violated(session, [Violation { rule: Rule::Answered, what }]);
     }
 
-    /// The summary, and whether all is well: no rule broken, and each of these classes hit a running turn.
+    /// The summary, and whether the run succeeded: no rule was broken, and each of the `wanted` classes hit a running
+    /// turn.
     pub(super) fn report(&self, wanted: &[Class]) -> (String, bool) {
         let inner = self.lock();
         let mut text =

@@ -6,20 +6,20 @@ use crate::json::Raw;
 use crate::provider::Wire;
 use serde::{Deserialize, Serialize};
 
-/// `session.open`: what the client says of itself. Of its tools the names are shown.
+/// `session.open`: what the client says of itself. Only the names of its tools are recorded here.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SessionOpen {
     /// The client's version.
     pub client_version: Option<String>,
-    /// Tools that the server runs in the sandbox.
+    /// The names of the tools that the server runs in the sandbox.
     pub sandbox_tools: Vec<String>,
-    /// Tools that the server launches subagents with.
+    /// The names of the tools by which the server launches subagents.
     pub subagent_tools: Vec<String>,
-    /// Tools that the client runs.
+    /// The names of the tools that the client runs.
     pub tools: Vec<String>,
 }
 
-/// `session.join`: as [`SessionOpen`], of another client.
+/// `session.join`: the same as [`SessionOpen`], but of a client that joins.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionJoin(pub SessionOpen);
@@ -31,31 +31,31 @@ pub struct DriverRegister {}
 /// `session.close`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SessionClose {
-    /// Why.
+    /// The reason, from a closed set (docs/api.md 6).
     pub reason: String,
 }
 
-/// `session.error`. Each reason has its own members; made by the constructor of that reason.
+/// `session.error`. Each reason has members of its own, and a constructor that sets them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct SessionError {
-    /// Provider attempts made.
+    /// How many attempts were made, over all providers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     attempts: Option<u32>,
-    /// What is wrong.
+    /// What is wrong, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    /// Provider round trips that one call may make.
+    /// How many requests to providers one call may make.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     max_iterations: Option<u32>,
-    /// Whose pause was given up.
+    /// The client key whose pause was given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     owner_client_key_id: Option<KeyId>,
     /// The wire format that failed, or the registry entry that is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     provider: Option<String>,
-    /// Why.
+    /// The reason, from a closed set (docs/api.md 6).
     reason: String,
-    /// Times that the call was taken over after a crash.
+    /// How many times the call was taken over after a crash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     takeovers: Option<u32>,
 }
@@ -104,12 +104,12 @@ impl SessionError {
         Self { detail: Some(detail.to_owned()), ..Self::new("provider_config") }
     }
 
-    /// One call made as many round trips as it may.
+    /// A call made as many requests to providers as it may.
     pub fn loop_limit(max_iterations: u32) -> Self {
         Self { max_iterations: Some(max_iterations), ..Self::new("loop_limit") }
     }
 
-    /// Every provider of the walk failed.
+    /// The primary provider and all fallbacks failed.
     pub fn all_providers_failed(attempts: u32) -> Self {
         Self { attempts: Some(attempts), ..Self::new("all_providers_failed") }
     }
@@ -138,9 +138,9 @@ pub enum Dispatched {
 /// An image of `session.sandbox.available`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Image {
-    /// Why it cannot be started.
+    /// Why the image cannot be started.
     pub detail: String,
-    /// The image.
+    /// The name of the image.
     pub name: String,
     /// `error`, as long as there is no driver.
     pub status: String,
@@ -158,14 +158,14 @@ pub struct SandboxAvailable {
 pub struct SandboxStart {
     /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
-    /// What is started.
+    /// The image that is started.
     pub image: String,
 }
 
 /// `session.sandbox.running`, as a client reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxRunning {
-    /// The container, where there is one.
+    /// The container, if there is one.
     pub container_id: Option<String>,
     /// A text that the client or the server adds, in any form.
     pub detail: Option<String>,
@@ -173,12 +173,12 @@ pub struct SandboxRunning {
     pub dispatch: Dispatched,
     /// Null for an unsandboxed run.
     pub image: Option<String>,
-    /// Shown only where the client runs tools on its own host.
+    /// Whether the client runs tools on its own host. The member is left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unsandboxed: bool,
 }
 
-/// `session.sandbox.stopped`: as [`SandboxRunning`].
+/// `session.sandbox.stopped`: the same members as [`SandboxRunning`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SandboxStopped(pub SandboxRunning);
@@ -186,7 +186,7 @@ pub struct SandboxStopped(pub SandboxRunning);
 /// `session.sandbox.error`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxError {
-    /// Only in a client's report: the container, where there is one.
+    /// The container, if there is one. The member is only in what a client reports.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "nullable")]
     pub container_id: Option<Option<String>>,
     /// What went wrong.
@@ -195,10 +195,10 @@ pub struct SandboxError {
     pub dispatch: Dispatched,
     /// Null for an unsandboxed run.
     pub image: Option<String>,
-    /// Only of the server's own: what failed.
+    /// What failed. The member is only in the server's own events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Shown only where the client runs tools on its own host.
+    /// Whether the client runs tools on its own host. The member is left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unsandboxed: bool,
 }
@@ -206,18 +206,18 @@ pub struct SandboxError {
 /// `sandbox.request`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxRequest {
-    /// The tool.
+    /// The name of the tool.
     pub tool: String,
-    /// Its arguments, verbatim.
+    /// The arguments, unchanged.
     pub input: Raw,
-    /// The command among them, if it is a string.
+    /// The `command` among the arguments, if it is a string.
     pub command: Option<String>,
 }
 
 /// `sandbox.response` of a tool use that no sandbox ran.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxResponse {
-    /// Why.
+    /// Why no sandbox ran the tool.
     pub error: String,
     /// Whether the tool succeeded.
     pub ok: bool,
@@ -234,9 +234,9 @@ pub struct SubagentStart {
     pub dispatch: Dispatched,
     /// The command-line agent.
     pub harness: String,
-    /// The model it uses.
+    /// The model that it uses.
     pub model: String,
-    /// The server's id of it, or the client's own.
+    /// The subagent's id: the server's, or for a local subagent the client's own.
     pub subagent_id: String,
 }
 
@@ -252,7 +252,7 @@ pub fn remote_subagent(stored: &str) -> Option<SubagentId> {
     if event.dispatch == Dispatched::Remote { event.subagent_id.parse().ok() } else { None }
 }
 
-/// `session.subagent.running`: as [`SubagentStart`].
+/// `session.subagent.running`: the same members as [`SubagentStart`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SubagentRunning(pub SubagentStart);
@@ -264,13 +264,13 @@ pub struct SubagentCompleted {
     pub detail: Option<String>,
     /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
-    /// The process's exit code.
+    /// The exit code of its process.
     pub exit_code: i64,
     /// The command-line agent.
     pub harness: String,
-    /// The model it used.
+    /// The model that it used.
     pub model: String,
-    /// The server's id of it, or the client's own.
+    /// The subagent's id: the server's, or for a local subagent the client's own.
     pub subagent_id: String,
 }
 
@@ -281,19 +281,19 @@ pub struct SubagentFailed {
     pub detail: Option<String>,
     /// Whether it runs at the client or at the server.
     pub dispatch: Dispatched,
-    /// The process's exit code, if it ran.
+    /// The exit code of its process, if there was one.
     pub exit_code: Option<i64>,
     /// The command-line agent.
     pub harness: String,
-    /// The model it used.
+    /// The model that it used.
     pub model: String,
-    /// Why.
+    /// The reason, from a closed set (docs/api.md 6).
     pub reason: Option<String>,
-    /// The server's id of it, or the client's own.
+    /// The subagent's id: the server's, or for a local subagent the client's own.
     pub subagent_id: String,
 }
 
-/// `session.subagent.cancelled`: as [`SubagentFailed`].
+/// `session.subagent.cancelled`: the same members as [`SubagentFailed`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SubagentCancelled(pub SubagentFailed);

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 /// `client.message.send`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClientMessage {
-    /// As the client wrote it.
+    /// The role as the client wrote it.
     pub role: String,
-    /// A string or blocks, verbatim; merged with the results of a paused round.
+    /// A string or blocks, unchanged. If the message continues a paused turn, merged with the results of the round.
     pub content: Raw,
 }
 
@@ -24,13 +24,13 @@ pub struct ServerMessage {
     pub role: Role,
     /// A string or blocks.
     pub content: Raw,
-    /// Set where neither the model nor a client wrote the message.
+    /// Why the server wrote the message, if neither the model nor a client did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub synthetic: Option<Synthetic>,
 }
 
 impl ServerMessage {
-    /// What the model said.
+    /// A message with what the model said.
     pub fn assistant(content: Raw) -> Self {
         Self { role: Role::Assistant, content, synthetic: None }
     }
@@ -57,11 +57,11 @@ pub enum Purpose {
 /// `provider.response`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ProviderResponse {
-    /// Of the request.
+    /// The number of the attempt, as in the request.
     pub attempt: u32,
-    /// Of the request.
+    /// Whether the provider was the primary one or a fallback, as in the request.
     pub kind: Kind,
-    /// The wire format, which `body` is to be read with.
+    /// The wire format of `body`.
     pub provider: Wire,
     /// Whether the answer can be used.
     pub ok: bool,
@@ -70,20 +70,20 @@ pub struct ProviderResponse {
     /// Why the answer cannot be used; missing where it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The answer, verbatim; null if it was not JSON.
+    /// The body of the answer, unchanged. Null if it was not JSON.
     #[serde(default)]
     pub body: Option<Raw>,
     /// The tokens used, null if the provider did not say; missing where the answer cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "nullable")]
     pub usage: Option<Option<Usage>>,
-    /// What for, if not a turn's answer.
+    /// What the attempt was for, if not for the answer of a turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purpose: Option<Purpose>,
 }
 
 impl ProviderResponse {
-    /// What a stored one says of the size of the history: nothing if it failed or was a compaction's; else the tokens it
-    /// used, if the provider said. The body, which may be large, is not read.
+    /// What a stored one says of the size of the history: nothing if it failed or was a compaction's; else the tokens
+    /// it used, if the provider said. The body, which may be large, is not read.
     ///
     /// # Errors
     /// The text is not that of a `provider.response`.
@@ -108,9 +108,9 @@ pub struct McpRequest {
     pub method: String,
     /// The server that is called.
     pub server_name: String,
-    /// The tool.
+    /// The name of the tool.
     pub tool: String,
-    /// Its arguments, verbatim.
+    /// The arguments, unchanged.
     pub input: Raw,
 }
 
@@ -121,18 +121,19 @@ pub struct McpResponse {
     pub server_name: Option<String>,
     /// Whether the tool succeeded.
     pub ok: bool,
-    /// What the server answered, verbatim.
+    /// The answer of the server, unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Raw>,
-    /// Why it did not answer.
+    /// Why the server did not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// `mcp.response` of a call whose node was lost. It has the members of [`McpResponse`] in another order, as it always had.
+/// `mcp.response` of a call whose node was lost. It has members of [`McpResponse`] in another order, which stored
+/// events have too and which must not change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct McpLost {
-    /// That the outcome is unknown.
+    /// A text that says that the outcome is unknown.
     pub error: String,
     /// Always false.
     pub ok: bool,
@@ -158,21 +159,21 @@ pub enum CompactionReason {
     Manual,
     /// The usage exceeds the session's size.
     TokenThreshold,
-    /// The last one failed, and the usage has grown since.
+    /// The last automatic compaction failed, and the usage has grown since.
     RetryAfterFailure,
 }
 
 /// `session.compaction.started`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CompactionStarted {
-    /// Why.
+    /// Why the compaction started.
     pub reason: CompactionReason,
-    /// The session's size, of an automatic one.
+    /// For an automatic compaction, the number of tokens that the usage exceeds.
     pub threshold_tokens: Option<u64>,
-    /// The usage of the newest answer, if known.
+    /// The tokens that the newest answer used, if the provider said.
     #[serde(default)]
     pub token_count: Option<u64>,
-    /// Who asked.
+    /// Who asked for the compaction.
     pub trigger: Trigger,
 }
 
@@ -181,13 +182,13 @@ pub struct CompactionStarted {
 pub struct CompactionCompleted {
     /// How many messages the summary stands for.
     pub compacted_message_count: usize,
-    /// Tokens of the summary's request, if known.
+    /// The tokens of the request for the summary, if the provider said.
     pub input_tokens: Option<u64>,
-    /// Where the history starts from now on.
+    /// The event at which the history starts from now on.
     pub preamble_event_id: EventId,
-    /// The summary.
+    /// The event with the summary.
     pub summary_event_id: EventId,
-    /// Tokens of the summary, if known.
+    /// The tokens of the summary, if the provider said.
     pub summary_tokens: Option<u64>,
 }
 
