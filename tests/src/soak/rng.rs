@@ -25,7 +25,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// A duration of so many milliseconds as a number of this range.
+    /// A random duration within this range of milliseconds.
     pub(super) fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
         Duration::from_millis(self.0.u64(range))
     }

@@ -287,7 +287,7 @@ pub struct SubagentFailed {
     pub harness: String,
     /// The model that it used.
     pub model: String,
-    /// The reason, from a closed set (docs/api.md 6).
+    /// Why it failed or was cancelled, if that was said.
     pub reason: Option<String>,
     /// The subagent's id: the server's, or for a local subagent the client's own.
     pub subagent_id: String,
