@@ -46,8 +46,8 @@ impl Db {
         Postgres::connect(settings).await.map(|postgres| Db(Engine::Postgres(postgres)))
     }
 
-    /// Claims the database for this process alone: for a node that shares nothing else with other nodes. An SQLite file is
-    /// claimed by opening it; on Postgres an advisory lock tells.
+    /// Claims the database for this process alone: for a node that shares nothing else with other nodes. An SQLite file
+    /// is claimed by opening it; on Postgres an advisory lock tells.
     ///
     /// # Errors
     /// `Unusable` when another node has it.
@@ -82,8 +82,8 @@ impl Db {
         }
     }
 
-    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the commit
-    /// `then` runs, whether or not the caller still waits.
+    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the
+    /// commit `then` runs, whether or not the caller still waits.
     ///
     /// # Errors
     /// Whatever `work` returned, or the failure of the commit; `Unknown` if the connection broke at the commit.

@@ -1,9 +1,10 @@
-//! Live delivery: committed events, to whoever watches a session on this node, and to the other nodes by way of an outbox.
+//! Live delivery: committed events, to whoever watches a session on this node, and to the other nodes by way of an
+//! outbox.
 //!
-//! Best effort by design: a feed remembers the newest events up to a bound and how far the log goes. A reader notices by the
-//! number what it missed and fills it from the database, so every reader sees every event once, in order, and a slow one
-//! holds nothing up. The log publishes here after each commit, `cluster` brings what other nodes committed, and
-//! [`crate::reader`] reads. This module knows none of the three.
+//! Best effort by design: a feed remembers the newest events up to a bound and how far the log goes. A reader notices
+//! by the number what it missed and fills it from the database, so every reader sees every event once, in order, and a
+//! slow one holds nothing up. The log publishes here after each commit, `cluster` brings what other nodes committed,
+//! and [`crate::reader`] reads. This module knows none of the three.
 
 mod committed;
 mod outbox;
@@ -116,8 +117,8 @@ impl Feeds {
         }
     }
 
-    /// Tells the readers here. What comes from other nodes comes in no order, and large events stay in the database: readers go
-    /// by the numbers.
+    /// Tells the readers here. What comes from other nodes comes in no order, and large events stay in the database:
+    /// readers go by the numbers.
     pub(crate) fn publish_here(
         &self,
         session: SessionId,
@@ -177,8 +178,8 @@ impl Feed {
         locked(&self.recent).after(seen)
     }
 
-    /// Bytes of what was published after that number, also of what stayed in the database; without bound where some of it
-    /// was forgotten.
+    /// Bytes of what was published after that number, also of what stayed in the database; without bound where some of
+    /// it was forgotten.
     pub(crate) fn size_after(&self, number: EventNumber) -> usize {
         locked(&self.recent).size_after(number)
     }

@@ -1,7 +1,7 @@
 //! The cluster as seen from one session: the log, ownership, the turn queue, the feed, the accounts.
 //!
-//! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events, nothing
-//! of HTTP, providers or tools.
+//! The database says what is true; everything else here is a cache or a signal. Knows the engine's ids and events,
+//! nothing of HTTP, providers or tools.
 
 #![warn(missing_docs)]
 

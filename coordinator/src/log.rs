@@ -1,8 +1,8 @@
 //! The log: sessions and their events in the database, which decides what is true.
 //!
 //! - Events of a session are numbered 1, 2, 3 … with no hole, under the session's row (ARCHITECTURE.md, I4).
-//! - A turn's append names its epoch and fails as a whole when the session has a newer owner (I1). Appends that are no part
-//!   of a turn carry none and only need the session open.
+//! - A turn's append names its epoch and fails as a whole when the session has a newer owner (I1). Appends that are no
+//!   part of a turn carry none and only need the session open.
 //! - Events are published by the write itself, after its commit, so what anybody has seen is on disk (I3).
 
 mod append;

@@ -1,7 +1,8 @@
 //! A reader of one session's log: recent events from the feed, everything else from the database.
 //!
-//! It stands above `log` and `feed`, which do not know each other's readers. Every event is read once, in order, whatever
-//! the feed missed. The client API opens one for each stream, by way of [`crate::cluster::Cluster::open_reader`].
+//! It stands above `log` and `feed`, which do not know each other's readers. Every event is read once, in order,
+//! whatever the feed missed. The client API opens one for each stream, by way of
+//! [`crate::cluster::Cluster::open_reader`].
 
 use crate::Error;
 use crate::feed::{Feed, Head, RenderedEvent};
@@ -24,8 +25,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Watches a session, from its head on. `announced` ends once other nodes know that this one watches. The head is read
-    /// after that, so nothing is lost in between; where there are no other nodes there is nothing to await.
+    /// Watches a session, from its head on. `announced` ends once other nodes know that this one watches. The head is
+    /// read after that, so nothing is lost in between; where there are no other nodes there is nothing to await.
     ///
     /// # Errors
     /// `NotFound`; the database's.

@@ -250,15 +250,16 @@ impl Log {
 
     /// Compares with all that a provider was asked, which no other session asks.
     ///
-    /// Every question is recorded before it is asked, and the same one is asked again only by a new owner: a node that goes
-    /// on although it lost its session asks once too often.
+    /// Every question is recorded before it is asked, and the same one is asked again only by a new owner: a node that
+    /// goes on although it lost its session asks once too often.
     pub fn compare_asked(&self, requests: &[Request]) -> Vec<Violation> {
         let mut all = Vec::new();
         let (mut recorded, mut answered, mut allowed) = (0, 0, 0);
         let mut open: Option<i64> = None;
         for event in &self.events {
             let Some(epoch) = event.epoch else { continue };
-            // Every owner from the one that recorded a question to the one that recorded what came next may have asked it.
+            // Every owner from the one that recorded a question to the one that recorded what came next may have asked
+            // it.
             allowed += open.take().map_or(0, |asked| 1 + epoch - asked);
             match event.kind.as_str() {
                 "provider.request" => (recorded, open) = (recorded + 1, Some(epoch)),

@@ -1,7 +1,7 @@
 //! Several real nodes that share a Postgres database and a Redis, as a deployment behind a load balancer does.
 //!
-//! A test picks the node that each request reaches, finds the owner of a session, and breaks nodes and servers from outside.
-//! What the log says is read from the database, which needs no node.
+//! A test picks the node that each request reaches, finds the owner of a session, and breaks nodes and servers from
+//! outside. What the log says is read from the database, which needs no node.
 
 mod faults;
 mod network;
@@ -152,8 +152,8 @@ impl Plan {
         self
     }
 
-    /// Node 0 runs in a [`Network`] of its own; it reaches the servers, and the provider is reached by all, at this machine's
-    /// end of the cable.
+    /// Node 0 runs in a [`Network`] of its own; it reaches the servers, and the provider is reached by all, at this
+    /// machine's end of the cable.
     pub fn isolated(mut self) -> Self {
         self.isolated = true;
         self
@@ -326,8 +326,8 @@ impl Cluster {
         Plan::default().start().await
     }
 
-    /// A session opened on node 0 whose client registered on node 1 as a driver with the tool `clock`; its requests go to
-    /// node 0 (see [`Session::on`]).
+    /// A session opened on node 0 whose client registered on node 1 as a driver with the tool `clock`; its requests go
+    /// to node 0 (see [`Session::on`]).
     pub async fn driver(&self) -> Session {
         let session = self.nodes[0].api().open(&self.key.secret, &json!({"tools": [clock()]})).await;
         self.at(&session, 1.min(self.nodes.len() - 1)).register().await;

@@ -3,8 +3,8 @@
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// What is wrong with a history in Anthropic's format: roles alternate from `user` on, every tool use is answered exactly once
-/// in the next message, nothing else is answered, and nothing of the server's own bookkeeping is in it.
+/// What is wrong with a history in Anthropic's format: roles alternate from `user` on, every tool use is answered
+/// exactly once in the next message, nothing else is answered, and nothing of the server's own bookkeeping is in it.
 pub fn unpaired(messages: &Value) -> Option<String> {
     let Some(list) = messages.as_array() else { return Some("no array".to_owned()) };
     let blocks = |message: &Value, kind: &str, field: &str| -> Vec<String> {

@@ -1,5 +1,5 @@
-//! The smallest HTTP/1.1 server that lets a peer misbehave at every byte: one request per connection, and the handler owns
-//! the socket.
+//! The smallest HTTP/1.1 server that lets a peer misbehave at every byte: one request per connection, and the handler
+//! owns the socket.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

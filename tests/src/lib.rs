@@ -1,5 +1,5 @@
-//! The harness of the black-box tests of the server: real `baesrv` processes, peers that can be told to misbehave, and a
-//! client that shows every byte.
+//! The harness of the black-box tests of the server: real `baesrv` processes, peers that can be told to misbehave, and
+//! a client that shows every byte.
 //!
 //! Nothing here knows how the server works inside. What a test expects comes from docs/api.md, what it sees comes
 //! from the wire, from the log as readers get it, or from the database file.

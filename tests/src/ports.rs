@@ -1,7 +1,7 @@
 //! Ports that stay reserved, across processes, while a server is stopped and started again.
 //!
-//! They lie below the range that the kernel hands out by itself, so neither a mock on port 0 nor an outgoing connection can
-//! take one in between; a locked file per port keeps other tests away.
+//! They lie below the range that the kernel hands out by itself, so neither a mock on port 0 nor an outgoing connection
+//! can take one in between; a locked file per port keeps other tests away.
 
 use std::fs::File;
 use std::net::TcpListener;

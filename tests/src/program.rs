@@ -1,12 +1,13 @@
-//! The programs under test, built when they are missing or older than their sources: `cargo test` alone does not build another
-//! package's programs, and testing yesterday's server helps nobody.
+//! The programs under test, built when they are missing or older than their sources: `cargo test` alone does not build
+//! another package's programs, and testing yesterday's server helps nobody.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Once, OnceLock};
 use std::time::SystemTime;
 
-/// The path of a program of this workspace, beside the running test executable; for the server, `$BAESRV` instead if set.
+/// The path of a program of this workspace, beside the running test executable; for the server, `$BAESRV` instead if
+/// set.
 pub fn program(name: &str) -> PathBuf {
     if name == "baesrv"
         && let Some(path) = std::env::var_os("BAESRV")
@@ -23,7 +24,8 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// The server of the version before, which `tests/build-previous` has built or builds now; `$BAESRV_PREVIOUS` instead if set.
+/// The server of the version before, which `tests/build-previous` has built or builds now; `$BAESRV_PREVIOUS` instead
+/// if set.
 pub fn previous() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
@@ -41,7 +43,8 @@ fn bring_up_to_date(dir: &Path) {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
     let sources = ["node", "coordinator", "migrations", "Cargo.toml", "Cargo.lock", "tests/src/bin"];
     let newest = sources.iter().filter_map(|part| newest(&workspace.join(part))).max();
-    // Cargo leaves a program alone whose sources changed in no way that matters to it; the stamp remembers that it was asked.
+    // Cargo leaves a program alone whose sources changed in no way that matters to it; the stamp remembers that it was
+    // asked.
     let stamp = dir.join("programs-checked");
     let checked = modified(&stamp).filter(|_| ["baesrv", "mcp_stdio"].iter().all(|name| dir.join(name).exists()));
     if checked >= newest && checked.is_some() {

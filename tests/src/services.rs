@@ -1,8 +1,8 @@
 //! Redis and Postgres servers of the tests' own: data and ports of their own, gone with the process that started them.
 //!
-//! A shell stands between: it stops the server and removes the data once its standard input ends, however the tests end.
-//! `BAE_TEST_POSTGRES_URL` and `BAE_TEST_REDIS_URL` name servers to share instead; tests that stop or empty a server always
-//! start one of their own.
+//! A shell stands between: it stops the server and removes the data once its standard input ends, however the tests
+//! end. `BAE_TEST_POSTGRES_URL` and `BAE_TEST_REDIS_URL` name servers to share instead; tests that stop or empty a
+//! server always start one of their own.
 
 use crate::ports::Port;
 use std::fs::File;

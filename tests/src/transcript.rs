@@ -1,8 +1,8 @@
 //! Transcripts of what went over the wire, for snapshots.
 //!
-//! Ids, secrets and times are replaced by labels, but only where their shape is exactly the API's, so a wrong
-//! shape shows up in the snapshot; equal values get equal labels, so identity is checked too. Objects are printed with
-//! sorted keys (their order is not promised), scalars right behind their key (`"code":-32000`), long values broken over lines.
+//! Ids, secrets and times are replaced by labels, but only where their shape is exactly the API's, so a wrong shape
+//! shows up in the snapshot; equal values get equal labels, so identity is checked too. Objects are printed with sorted
+//! keys (their order is not promised), scalars right behind their key (`"code":-32000`), long values broken over lines.
 
 use crate::client::{Api, Frames, Outcome, Reply, Session};
 use serde_json::Value;
@@ -81,8 +81,8 @@ impl Transcript {
         outcome
     }
 
-    /// Records the frames of a finished call. `result.events` is listed by type when every event was just streamed or is
-    /// the client's own, so that payloads stand here once.
+    /// Records the frames of a finished call. `result.events` is listed by type when every event was just streamed or
+    /// is the client's own, so that payloads stand here once.
     pub fn frames(&mut self, outcome: &Outcome) {
         let mut seen = std::collections::HashSet::new();
         for frame in &outcome.frames {

@@ -1,8 +1,8 @@
 //! Black-box tests of `baesrv`: every expectation comes from docs/api.md, every observation from the wire, the log,
 //! or the database file.
 //!
-//! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the middle;
-//! `cluster` does so with several nodes.
+//! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the
+//! middle; `cluster` does so with several nodes.
 #![allow(clippy::unwrap_used)]
 
 mod cli;

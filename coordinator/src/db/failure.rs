@@ -3,8 +3,8 @@
 use crate::Error;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
-/// The failure of a statement that commits by itself, or of a commit, once it may have been sent. An answer of the server
-/// says that nothing was applied, unless it only says that the server goes away; without an answer nobody knows.
+/// The failure of a statement that commits by itself, or of a commit, once it may have been sent. An answer of the
+/// server says that nothing was applied, unless it only says that the server goes away; without an answer nobody knows.
 pub(crate) fn of_write(error: sqlx::Error) -> Error {
     match &error {
         sqlx::Error::Database(database) => match database.code().as_deref() {

@@ -1,7 +1,8 @@
 //! The Postgres database: a pool of connections, writes in tasks of their own, appends that share round trips.
 //!
-//! Whatever a client does, a write that was begun runs to its end here, its answer is awaited, and what follows its commit
-//! runs. A connection goes back to the pool only after its answer came whole, so nobody borrows another's transaction.
+//! Whatever a client does, a write that was begun runs to its end here, its answer is awaited, and what follows its
+//! commit runs. A connection goes back to the pool only after its answer came whole, so nobody borrows another's
+//! transaction.
 
 use super::exclusive_lock::ExclusiveLock;
 use super::failure;
@@ -153,7 +154,8 @@ impl Postgres {
         self.statement_timeout
     }
 
-    /// Runs a write to its end in a task of its own, which [`Postgres::close`] waits for, whether or not the caller still does.
+    /// Runs a write to its end in a task of its own, which [`Postgres::close`] waits for, whether or not the caller
+    /// still does.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         run: impl Future<Output = Result<T, Error>> + Send + 'static,

@@ -1,7 +1,7 @@
 //! Statements written once for both databases, and what runs them.
 //!
-//! A statement has one text; the few words that differ between the engines (the clock, the greater of two numbers, a row
-//! lock) are tokens of [`sql!`]. Arguments are `$1`, `$2` … on both.
+//! A statement has one text; the few words that differ between the engines (the clock, the greater of two numbers, a
+//! row lock) are tokens of [`sql!`]. Arguments are `$1`, `$2` … on both.
 
 use super::failure;
 use super::pool::{Pool, limited};
@@ -119,7 +119,8 @@ pub(crate) enum CommitBy {
     Statement,
 }
 
-/// A connection that may write: inside a write transaction, or, on Postgres, with each statement a transaction of its own.
+/// A connection that may write: inside a write transaction, or, on Postgres, with each statement a transaction of its
+/// own.
 pub(crate) enum Connection {
     /// The writer's, inside its transaction.
     Sqlite(SqliteConnection),
@@ -275,8 +276,8 @@ impl<'q> Query<'q> {
         self.all().await?.iter().map(Row::parse).collect()
     }
 
-    /// The rows one by one. SQLite reads no further than asked; Postgres sends all of them, so such a statement bounds its
-    /// answer itself.
+    /// The rows one by one. SQLite reads no further than asked; Postgres sends all of them, so such a statement bounds
+    /// its answer itself.
     pub(crate) async fn rows(self) -> Result<Rows<'q>, Error> {
         match self {
             Query::Sqlite(query, SqliteOn::Readers(pool)) => Ok(Rows::Sqlite(query.fetch(pool))),

@@ -1,8 +1,8 @@
 //! The SQLite database: one file, one writer, several readers.
 //!
-//! All writes go through one task with one connection. Writes that wait at the same moment share a transaction, and so one
-//! sync to the disk; a write alone pays nothing for it. What a write does after its commit (publish, answer) runs in that
-//! task, so no client that leaves can come between. `synchronous=FULL`: committed means on disk.
+//! All writes go through one task with one connection. Writes that wait at the same moment share a transaction, and so
+//! one sync to the disk; a write alone pays nothing for it. What a write does after its commit (publish, answer) runs
+//! in that task, so no client that leaves can come between. `synchronous=FULL`: committed means on disk.
 
 use super::sql::Connection;
 use crate::Error;
@@ -79,8 +79,8 @@ impl Sqlite {
         &self.readers
     }
 
-    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the commit
-    /// `then` runs, whether or not the caller still waits.
+    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the
+    /// commit `then` runs, whether or not the caller still waits.
     ///
     /// # Errors
     /// Whatever `work` returned, or the failure of the commit; `Unknown` if the writer is gone.
@@ -108,7 +108,8 @@ impl Sqlite {
     }
 }
 
-/// Makes the file, readable by its owner alone: it holds every conversation. SQLite gives its other files the same mode.
+/// Makes the file, readable by its owner alone: it holds every conversation. SQLite gives its other files the same
+/// mode.
 fn private(path: &Path) -> std::io::Result<()> {
     let mut options = File::options();
     options.create(true).append(true);
@@ -188,8 +189,8 @@ where
     }
 }
 
-/// The writer: takes what waits, runs it in one transaction, commits, tells everybody. Ends when it is asked to, or when
-/// nobody can ask any more.
+/// The writer: takes what waits, runs it in one transaction, commits, tells everybody. Ends when it is asked to, or
+/// when nobody can ask any more.
 async fn write_all(connection: SqliteConnection, mut queue: mpsc::Receiver<Command>) {
     let mut connection = Connection::Sqlite(connection);
     let mut commands = Vec::with_capacity(BATCH);
@@ -221,7 +222,8 @@ async fn write_all(connection: SqliteConnection, mut queue: mpsc::Receiver<Comma
     }
 }
 
-/// Runs a batch in one transaction. Each write of several has a savepoint, so that one which fails takes only itself back.
+/// Runs a batch in one transaction. Each write of several has a savepoint, so that one which fails takes only itself
+/// back.
 async fn transact(connection: &mut Connection, batch: &mut [Box<dyn Write>]) -> Result<(), sqlx::Error> {
     connection.command("BEGIN IMMEDIATE").await?;
     let outcome = run_batch(connection, batch).await;

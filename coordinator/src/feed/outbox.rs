@@ -1,6 +1,7 @@
 //! The outbox: notifications for other nodes, kept in order until `cluster` sends them.
 //!
-//! Nobody waits for them. They are dropped while Redis is too slow: readers find in the database what they were not told.
+//! Nobody waits for them. They are dropped while Redis is too slow: readers find in the database what they were not
+//! told.
 
 use super::Committed;
 use engine::ids::SessionId;

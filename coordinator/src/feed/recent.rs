@@ -1,7 +1,7 @@
 //! What a feed remembers of one session: its newest events, up to a bound, and the rendering of each.
 //!
-//! Events may come in any order and more than once; they are handed out in the order of their numbers and without a hole.
-//! Only `feed` and the reader use it.
+//! Events may come in any order and more than once; they are handed out in the order of their numbers and without a
+//! hole. Only `feed` and the reader use it.
 
 use bytes::Bytes;
 use engine::event::{Event, EventNumber, Payload};
@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 
 /// Events a feed remembers.
 const RECENT_EVENTS: usize = 256;
-/// Bytes of payload a feed remembers, and of a page that its readers share; a single larger event is left to the database.
+/// Bytes of payload a feed remembers, and of a page that its readers share; a single larger event is left to the
+/// database.
 pub(super) const RECENT_BYTES: usize = 8 << 20;
 /// Views up to this size are rendered once for all readers.
 const SHARED_VIEW: usize = 64 << 10;

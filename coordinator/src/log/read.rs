@@ -153,8 +153,8 @@ impl Log {
         row.map(|row| Ok(EventNumber(row.get("number")?))).transpose()
     }
 
-    /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference is
-    /// broken (docs/api.md 4.1).
+    /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference
+    /// is broken (docs/api.md 4.1).
     ///
     /// # Errors
     /// The database's.

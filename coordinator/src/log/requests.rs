@@ -1,5 +1,5 @@
-//! The newest whole request of sessions that are read on this node, so that reading the next one costs what is new in it and
-//! not the chain of all before.
+//! The newest whole request of sessions that are read on this node, so that reading the next one costs what is new in
+//! it and not the chain of all before.
 //!
 //! Events never change, so what is here is right for ever. The bound is in bytes of messages, whoever else shares them.
 

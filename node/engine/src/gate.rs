@@ -1,11 +1,13 @@
-//! The gate of a session: at most one call runs at a time, and between two calls a pause may keep the gate for a client.
+//! The gate of a session: at most one call runs at a time, and between two calls a pause may keep the gate for a
+//! client.
 //!
 //! Four views of it, all here, so that the conversions between them are in one place:
 //!
 //! - [`Gate`] is what the session's row in the database says. Only the append that carries the events changes it.
-//! - [`Pause`] is the part of it that the owner of a session remembers and by which it picks the next call from the queue.
-//! - [`GateFound`] is what a picked call expects of the gate. The append that opens the call checks it again, and judges by the
-//!   database's clock whether a pause has expired.
+//! - [`Pause`] is the part of it that the owner of a session remembers and by which it picks the next call from the
+//!   queue.
+//! - [`GateFound`] is what a picked call expects of the gate. The append that opens the call checks it again, and
+//!   judges by the database's clock whether a pause has expired.
 //! - [`GateAfter`] is what the append that ends a call makes of the gate.
 //!
 //! Used by the turn, by the coordinator (queue, stored columns, appends) and by the node's session owner.
@@ -59,7 +61,8 @@ pub enum GateFound {
 }
 
 impl GateFound {
-    /// What a call of `caller` finds. The queue hands out a call that is not the pause owner's message only after the deadline.
+    /// What a call of `caller` finds. The queue hands out a call that is not the pause owner's message only after the
+    /// deadline.
     pub fn by(pause: Option<Pause>, caller: KeyId, opening: &Opening) -> Self {
         match (pause, opening) {
             (None, _) => Self::Free,

@@ -1,5 +1,5 @@
-//! Properties of what a client sends to `/rpc`: whatever the bytes, the envelope and the params of every method are read or
-//! refused, never a panic, and what was read is what was sent.
+//! Properties of what a client sends to `/rpc`: whatever the bytes, the envelope and the params of every method are
+//! read or refused, never a panic, and what was read is what was sent.
 //!
 //! The normal run tries 2,000 cases; a long one is `PROPTEST_CASES=1000000 cargo test -p engine --test envelopes`.
 

@@ -1,4 +1,5 @@
-//! A session's record as Postgres holds it. With `database` the only place of this crate that knows table and column names.
+//! A session's record as Postgres holds it. With `database` the only place of this crate that knows table and column
+//! names.
 
 use serde_json::Value;
 use sqlx::postgres::PgPool;

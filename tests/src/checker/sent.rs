@@ -1,5 +1,5 @@
-//! Calls as their clients knew them, when several send at once and nobody knows the whole order: of two calls the one that
-//! was accepted before the other was sent goes first.
+//! Calls as their clients knew them, when several send at once and nobody knows the whole order: of two calls the one
+//! that was accepted before the other was sent goes first.
 
 use super::{Log, Recorded, Rule, Violation, found};
 use std::collections::HashMap;
@@ -23,7 +23,8 @@ pub struct Sent {
     pub label: String,
     /// When it was sent first.
     pub sent: Instant,
-    /// When it was accepted, if its client and the node that accepted it have been there ever since: from then on it has a place.
+    /// When it was accepted, if its client and the node that accepted it have been there ever since: from then on it
+    /// has a place.
     pub accepted: Option<Instant>,
     /// Whether it may answer a pause: then it goes before those who wait for the pause's end.
     pub overtakes: bool,

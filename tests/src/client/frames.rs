@@ -8,8 +8,8 @@ use serde_json::Value;
 
 /// An open NDJSON stream. Dropping it cuts the connection.
 ///
-/// Lines are split here and not by `tokio_util`'s `LinesCodec`: that one strips a carriage return and gives out an unfinished last
-/// line, and tests must see each byte and each cut as it came.
+/// Lines are split here and not by `tokio_util`'s `LinesCodec`: that one strips a carriage return and gives out an
+/// unfinished last line, and tests must see each byte and each cut as it came.
 pub struct Frames {
     bytes: BoxStream<'static, reqwest::Result<Vec<u8>>>,
     buffer: Vec<u8>,

@@ -1,5 +1,5 @@
-//! A network of a node's own: a namespace that one cable joins to this machine. Pulled, packets vanish and nobody is told,
-//! which no proxy can do.
+//! A network of a node's own: a namespace that one cable joins to this machine. Pulled, packets vanish and nobody is
+//! told, which no proxy can do.
 //!
 //! Needs root, or the capabilities `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`.
 

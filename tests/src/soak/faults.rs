@@ -152,7 +152,8 @@ impl Faults<'_> {
     async fn kill(&mut self, node: usize) {
         self.stats.trouble(node);
         self.cluster.nodes[node].server.kill9();
-        // The node is gone for longer than a lease, so that the other nodes take its sessions over before it comes back.
+        // The node is gone for longer than a lease, so that the other nodes take its sessions over before it comes
+        // back.
         sleep(LEASE + self.rng.millis(0..3000)).await;
         self.cluster.nodes[node].start().await;
     }

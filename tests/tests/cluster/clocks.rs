@@ -1,7 +1,7 @@
 //! F24: one node's wall clock is an hour fast, another's an hour slow.
 //!
-//! What happens in a session is timed by the database's clock, which is right; what a process waits for, by a clock that
-//! only counts. So nothing here may differ from a cluster of right clocks, whichever node owns the session.
+//! What happens in a session is timed by the database's clock, which is right; what a process waits for, by a clock
+//! that only counts. So nothing here may differ from a cluster of right clocks, whichever node owns the session.
 
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime};
@@ -95,8 +95,8 @@ async fn owned_by(first: usize) {
     assert!(paused.elapsed() >= PAUSE, "the pause was over after {:?}", paused.elapsed());
     accepted.extend(["answered", "behind", "never answered", "reclaims"].map(Accepted::new));
 
-    // The owner is killed while the model is asked, and again with a pause that it began: the others, whose clocks differ
-    // from its, carry on in time and wait for the pause's end.
+    // The owner is killed while the model is asked, and again with a pause that it began: the others, whose clocks
+    // differ from its, carry on in time and wait for the pause's end.
     let owner = cluster.owner(&session, 2).await;
     assert_eq!(owner, first);
     let asked = cluster.other(&[owner]);
@@ -138,7 +138,8 @@ async fn owned_by(first: usize) {
         // The pause began with the message that asks for the tool, and was reclaimed when it was over.
         let began = log.events[..index].iter().rposition(|event| event.kind == "server.message.send").expect("a pause");
         let lasted = times[index] - times[began];
-        // One statement reads the clock for the deadline and again for the event; a loaded machine may pause it in between.
+        // One statement reads the clock for the deadline and again for the event; a loaded machine may pause it in
+        // between.
         let (least, most) = (PAUSE - Duration::from_secs(1), PAUSE + TAKEOVER + Duration::from_secs(20));
         let range = least.as_millis() as i64..most.as_millis() as i64;
         assert!(range.contains(&lasted), "{} ended a pause after {lasted} ms", event.payload);

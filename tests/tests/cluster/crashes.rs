@@ -9,7 +9,8 @@ use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
 use tokio::time::Instant;
 
-/// F3, F4: the owner dies during the provider call. Another asks again; the client that waits elsewhere notices nothing.
+/// F3, F4: the owner dies during the provider call. Another asks again; the client that waits elsewhere notices
+/// nothing.
 #[tokio::test]
 async fn killed_during_the_provider_call() {
     let mut cluster = Cluster::start().await;
@@ -108,7 +109,8 @@ async fn a_frozen_owner_wakes_up() {
     held.arrived().await;
     let before = cluster.log(&session).await;
     cluster.nodes[owner].server.thaw();
-    // It serves again, and what it does with its old turn it has done by the time it has taken part in another session's.
+    // It serves again, and what it does with its old turn it has done by the time it has taken part in another
+    // session's.
     cluster.nodes[owner].ready().await;
     let other = cluster.nodes[owner].api().open(&cluster.key.secret, &json!({})).await;
     other.register().await;

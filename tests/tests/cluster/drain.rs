@@ -102,8 +102,8 @@ async fn rolling_restarts_during_one_turn() {
     cluster.check(&session).await;
 }
 
-/// Sends a message through one node after the other, beginning with `first`, until a node answers it. A refusal on the way
-/// must say that the call may be repeated.
+/// Sends a message through one node after the other, beginning with `first`, until a node answers it. A refusal on the
+/// way must say that the call may be repeated.
 async fn send_until_answered(nodes: &[Session], first: usize, text: &str) {
     let mut asked = (0..nodes.len()).cycle().skip(first);
     poll::until(poll::DEADLINE, "the answer of a node", async || {

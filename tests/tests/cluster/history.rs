@@ -31,9 +31,9 @@ fn results(provider: &Provider) -> Vec<(String, bool, String)> {
     results.map(|r| (text(&r["tool_use_id"]), r["is_error"] == true, r["content"].to_string())).collect()
 }
 
-/// F14: in one conversation, each on another node than the step before: the owner killed in a tool call of a mixed round, a
-/// client that leaves before a pause, a tool that takes too long, a fallback between a use and its result, a compaction over
-/// an unanswered pause. Every request pairs every use with exactly one result.
+/// F14: in one conversation, each on another node than the step before: the owner killed in a tool call of a mixed
+/// round, a client that leaves before a pause, a tool that takes too long, a fallback between a use and its result, a
+/// compaction over an unanswered pause. Every request pairs every use with exactly one result.
 #[tokio::test]
 async fn whatever_comes_between() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -123,8 +123,8 @@ async fn whatever_comes_between() {
     assert_eq!(mcp.calls().len(), 8, "{:?}", mcp.calls());
 }
 
-/// F14: an answer that breaks off in a tool use is dropped: nothing runs, nothing is answered, whoever is asked next. Also when
-/// the owner dies while it comes.
+/// F14: an answer that breaks off in a tool use is dropped: nothing runs, nothing is answered, whoever is asked next.
+/// Also when the owner dies while it comes.
 #[tokio::test]
 async fn a_half_received_tool_use() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -168,8 +168,8 @@ async fn cost(cluster: &Cluster) -> (i64, i64) {
     cost
 }
 
-/// F16: five hundred turns, through the three nodes in turn. The log grows by the turn, and a late turn asks no more of the
-/// database than an early one, on the owner and elsewhere.
+/// F16: five hundred turns, through the three nodes in turn. The log grows by the turn, and a late turn asks no more of
+/// the database than an early one, on the owner and elsewhere.
 #[tokio::test]
 async fn five_hundred_turns() {
     const TURNS: i64 = 500;

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep_until};
 /// What callers of a closing session are told.
 const CLOSED: &str = "session is closed, not open";
 
-/// S1: the owner's connection breaks while its append waits for the session's row; it looks, finds nothing and appends again;
-/// then the first statement gets the row. The events are in the log once, and nobody took over.
+/// S1: the owner's connection breaks while its append waits for the session's row; it looks, finds nothing and appends
+/// again; then the first statement gets the row. The events are in the log once, and nobody took over.
 #[tokio::test]
 async fn an_appends_connection_breaks_while_it_waits() {
     let cluster = Plan::default().proxied().start().await;
@@ -132,8 +132,9 @@ enum First {
     Answers,
 }
 
-/// S7: the answer to a pause reaches node 2 in the moment in which the pause expires on node 1, and the caller there that
-/// would reclaim it leaves. The answer is taken, or the caller's turn has retired the pause; it is retired for nobody else.
+/// S7: the answer to a pause reaches node 2 in the moment in which the pause expires on node 1, and the caller there
+/// that would reclaim it leaves. The answer is taken, or the caller's turn has retired the pause; it is retired for
+/// nobody else.
 #[tokio::test]
 async fn an_answer_meets_its_deadline() {
     let cluster = Plan::default().env("BAE_TURN_TIMEOUT", "1").start().await;
@@ -270,8 +271,8 @@ async fn a_compact_reclaims_a_mixed_pause() {
     assert_eq!(mcp.calls().len(), 1);
 }
 
-/// S11: a node wins the lease and freezes before its epoch update; another takes over and starts a turn; the first wakes, and
-/// its update arrives. The turn goes on, under the same owner.
+/// S11: a node wins the lease and freezes before its epoch update; another takes over and starts a turn; the first
+/// wakes, and its update arrives. The turn goes on, under the same owner.
 #[tokio::test]
 async fn frozen_between_lease_and_epoch() {
     between_lease_and_epoch(true).await;

@@ -26,8 +26,8 @@ async fn replica(cluster: &Cluster) -> (Service, Proxy) {
     (replica, proxy)
 }
 
-/// F22: fail-over to a replica that lags. It never heard of `B` and of one session's lease, and still believes another session
-/// to be a node's that is gone. One turn at a time, nothing lost, `A` before `B`, subscribers complete.
+/// F22: fail-over to a replica that lags. It never heard of `B` and of one session's lease, and still believes another
+/// session to be a node's that is gone. One turn at a time, nothing lost, `A` before `B`, subscribers complete.
 #[tokio::test]
 async fn failover_to_a_replica_that_lags() {
     let plan = Plan::default().nodes(4).own_redis().proxied().env("BAE_LEASE", "5").env("BAE_SHUTDOWN_TIMEOUT", "1");
@@ -112,8 +112,8 @@ fn lease_key(redis: &Service, session: &tests::client::Session) -> String {
         .to_owned()
 }
 
-/// F23: no node gets a database connection. Callers are told, readiness says why, and the turn that runs, and what waits behind
-/// it, goes on by itself once there are connections again.
+/// F23: no node gets a database connection. Callers are told, readiness says why, and the turn that runs, and what
+/// waits behind it, goes on by itself once there are connections again.
 #[tokio::test]
 async fn the_connection_limit_is_reached() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -168,8 +168,8 @@ async fn the_connection_limit_is_reached() {
     assert_eq!(log.epoch, before.epoch, "the turn lost its owner");
 }
 
-/// F23: the disk is full: nothing can be inserted. Callers are told, nothing is half-written, and the turn that runs goes on by
-/// itself once there is room.
+/// F23: the disk is full: nothing can be inserted. Callers are told, nothing is half-written, and the turn that runs
+/// goes on by itself once there is room.
 #[tokio::test]
 async fn the_disk_is_full() {
     full_disk(None).await;

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep_until};
 /// Within this a node notices that nothing it is connected to answers any more, and that it does again.
 const NOTICED: Duration = Duration::from_secs(15);
 
-/// F1: the owner's cable is pulled under a running turn, for longer than its lease, and put back. Another goes on; what the
-/// owner had in hand is fenced off, it begins nothing more, and serves again without a restart.
+/// F1: the owner's cable is pulled under a running turn, for longer than its lease, and put back. Another goes on; what
+/// the owner had in hand is fenced off, it begins nothing more, and serves again without a restart.
 #[tokio::test]
 async fn the_owners_cable_is_pulled() {
     let cluster = Plan::default().isolated().start().await;
@@ -27,7 +27,8 @@ async fn the_owners_cable_is_pulled() {
     held.arrived().await;
     let pulled = Instant::now();
     network.pull();
-    // Its answer is on its way to the isolated node and arrives when the cable is back; the other's question gets another.
+    // Its answer is on its way to the isolated node and arrives when the cable is back; the other's question gets
+    // another.
     held.release();
     let mut again = cluster.provider.hold(Answer::text("again"));
     again.arrived().await;
@@ -62,8 +63,8 @@ async fn the_owners_cable_is_pulled() {
     assert_eq!(cluster.provider.requests().len(), 6, "the isolated owner asked the provider");
 }
 
-/// F22, F23: connections that are open on this side only are noticed in bounded time while the network is away, and the node
-/// finds its way back within seconds once it is there again, whatever the other side has forgotten.
+/// F22, F23: connections that are open on this side only are noticed in bounded time while the network is away, and the
+/// node finds its way back within seconds once it is there again, whatever the other side has forgotten.
 #[tokio::test]
 async fn half_open_connections_are_noticed() {
     let cluster = Plan::default().isolated().start().await;

@@ -77,7 +77,8 @@ async fn an_idle_owner_dies() {
     assert_eq!(said(&cluster.check(&session).await), ["warm", "next"]);
 }
 
-/// S10: a frozen node's calls are skipped as if it were dead; it wakes, its clients still there, and they are served, once.
+/// S10: a frozen node's calls are skipped as if it were dead; it wakes, its clients still there, and they are served,
+/// once.
 #[tokio::test]
 async fn a_frozen_nodes_calls() {
     let cluster = Cluster::start().await;

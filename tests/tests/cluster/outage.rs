@@ -39,8 +39,8 @@ async fn redis_emptied_in_mid_turn() {
     assert_all_paired(&cluster.provider);
 }
 
-/// F22: Redis is gone for longer than any lease, then comes back with nothing. The running turn goes on throughout and its
-/// watchers see it; what waits goes on by itself; what cannot be accepted is told so.
+/// F22: Redis is gone for longer than any lease, then comes back with nothing. The running turn goes on throughout and
+/// its watchers see it; what waits goes on by itself; what cannot be accepted is told so.
 #[tokio::test]
 async fn redis_gone_for_fifteen_seconds() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -84,9 +84,9 @@ async fn redis_gone_for_fifteen_seconds() {
     assert_eq!(mcp.calls().len(), 1);
 }
 
-/// F22: Redis is gone for a minute under load and comes back with nothing. Turns of many tool rounds run through it without
-/// another owner, drivers stay registered, what was accepted goes on by itself and in its order, and what is sent meanwhile,
-/// again and again, is recorded once.
+/// F22: Redis is gone for a minute under load and comes back with nothing. Turns of many tool rounds run through it
+/// without another owner, drivers stay registered, what was accepted goes on by itself and in its order, and what is
+/// sent meanwhile, again and again, is recorded once.
 #[tokio::test]
 async fn redis_gone_for_a_minute_under_load() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;
@@ -204,8 +204,8 @@ async fn redis_paused_under_subscribers() {
     assert_eq!(log.compare_accepted(&["hello", "after"].map(Accepted::new)), []);
 }
 
-/// F1: only the owner's way to Redis hangs. Another takes over; the owner, which still reaches database and provider, begins
-/// nothing more, also when Redis answers it again.
+/// F1: only the owner's way to Redis hangs. Another takes over; the owner, which still reaches database and provider,
+/// begins nothing more, also when Redis answers it again.
 #[tokio::test]
 async fn the_owner_is_cut_off_from_redis() {
     let cluster = Plan::default().proxied().start().await;
@@ -253,7 +253,8 @@ async fn the_owners_database_stalls() {
     }
 }
 
-/// F23: the owner alone loses its way to the database. Callers of other nodes are served by another owner and notice nothing.
+/// F23: the owner alone loses its way to the database. Callers of other nodes are served by another owner and notice
+/// nothing.
 #[tokio::test]
 async fn an_owner_without_a_database() {
     for mode in [Mode::Cut, Mode::Stall] {
@@ -273,8 +274,8 @@ async fn an_owner_without_a_database() {
     }
 }
 
-/// F23: Postgres is restarted under load: errors while it is gone, nothing lost of what was answered, nothing twice, and the
-/// nodes recover by themselves.
+/// F23: Postgres is restarted under load: errors while it is gone, nothing lost of what was answered, nothing twice,
+/// and the nodes recover by themselves.
 #[tokio::test]
 async fn postgres_restarted_under_load() {
     let mut cluster = Plan::default().own_postgres().start().await;
@@ -406,7 +407,8 @@ async fn redis_emptied_again_and_again() {
     assert_all_paired(&cluster.provider);
 }
 
-/// F22: Redis takes no more writes: what runs ends, what cannot be accepted is told so, and all is well once there is room.
+/// F22: Redis takes no more writes: what runs ends, what cannot be accepted is told so, and all is well once there is
+/// room.
 #[tokio::test]
 async fn redis_out_of_memory() {
     let cluster = Plan::default().own_redis().start().await;

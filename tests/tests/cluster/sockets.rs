@@ -141,8 +141,8 @@ async fn cut(cluster: &Cluster, mcp: &Mcp, session: &Session, beside: &Session, 
     assert_eq!(behind.finish().await.text(), "ok", "{text}");
 }
 
-/// F8: cut at every point, on the owner and on another node: the turn ends normally in the log, once; a caller that waits
-/// behind it and watchers on every node notice nothing.
+/// F8: cut at every point, on the owner and on another node: the turn ends normally in the log, once; a caller that
+/// waits behind it and watchers on every node notice nothing.
 #[tokio::test]
 async fn cut_at_every_point() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;

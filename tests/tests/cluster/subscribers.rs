@@ -22,8 +22,9 @@ fn live_after(log: &Log, number: i64) -> Vec<String> {
     live.map(|event| event.id.clone()).collect()
 }
 
-/// F12: a subscriber on another node than the owner's stops reading: that node's memory stays flat, that stream ends with
-/// `lagged`, and its neighbours get everything. For events that travel between nodes, and for ones that are too large to.
+/// F12: a subscriber on another node than the owner's stops reading: that node's memory stays flat, that stream ends
+/// with `lagged`, and its neighbours get everything. For events that travel between nodes, and for ones that are too
+/// large to.
 #[tokio::test]
 async fn one_that_stops_reading() {
     let cluster = Cluster::start().await;
@@ -82,9 +83,9 @@ fn redis_connections(cluster: &Cluster) -> usize {
     cluster.redis.as_ref().unwrap().redis_cli(&["CLIENT", "LIST"]).lines().count()
 }
 
-/// F13: five thousand subscribers on one node, fifty in each of a hundred sessions: as many connections to Redis as with
-/// none, no more to Postgres than its pool has, and everybody gets a turn's events. The node starts with the open files that
-/// a login shell allows.
+/// F13: five thousand subscribers on one node, fifty in each of a hundred sessions: as many connections to Redis as
+/// with none, no more to Postgres than its pool has, and everybody gets a turn's events. The node starts with the open
+/// files that a login shell allows.
 #[tokio::test]
 async fn five_thousand() {
     const SESSIONS: usize = 100;

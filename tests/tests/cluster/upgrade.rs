@@ -71,8 +71,8 @@ async fn enter(cluster: &mut Cluster, node: usize, build: Build) {
     );
 }
 
-/// S15: three old nodes become three new ones, one after the other, under a long turn, a pause, and calls that wait. In the
-/// middle the turn goes from a new node to an old one and back.
+/// S15: three old nodes become three new ones, one after the other, under a long turn, a pause, and calls that wait. In
+/// the middle the turn goes from a new node to an old one and back.
 #[tokio::test]
 async fn an_upgrade_under_a_long_turn() {
     let mcp = Mcp::start("files", Kind::Http, &["ls"]).await;

@@ -88,7 +88,8 @@ async fn an_expired_pause_is_not_retired_for_nobody() {
     fixture.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
     session.send("pause").await;
     drop(second.start_send("never mind").await);
-    // A server that retires a pause for nobody does so soon after the deadline, so the pause is over for some time here.
+    // A server that retires a pause for nobody does so soon after the deadline, so the pause is over for some time
+    // here.
     let database = fixture.database().await;
     until(DEADLINE, "the time after the pause", async || match database.pause_left(&session.id).await {
         left @ -300.. => Err(left),

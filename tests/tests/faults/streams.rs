@@ -34,7 +34,8 @@ async fn cut_at_every_frame() {
     assert_all_paired(&fixture.provider);
 }
 
-/// D4: the client leaves during a provider call whose answer asks for a client tool: the pause is recorded all the same.
+/// D4: the client leaves during a provider call whose answer asks for a client tool: the pause is recorded all the
+/// same.
 #[tokio::test]
 async fn leaving_before_a_pause() {
     let fixture = Fixture::start().await;
@@ -204,7 +205,8 @@ async fn idle_subscribers_leave() {
     .await;
 }
 
-/// D1: authentication costs microseconds, and no more after many joins. Counted in CPU time, which load does not stretch.
+/// D1: authentication costs microseconds, and no more after many joins. Counted in CPU time, which load does not
+/// stretch.
 #[tokio::test]
 async fn authentication_is_cheap() {
     let fixture = Fixture::start().await;

@@ -1,8 +1,8 @@
 //! Every code, slug, message and event type of the API, each of which some committed transcript must hold.
 //!
-//! Numbers are sections of docs/api.md; `client` stands for its sections 12 and 13. What needs a live sandbox or subagent
-//! cannot happen with no sandbox driver configured; it is listed as excused, so that the list stays whole, and an
-//! excuse that is no longer needed fails too.
+//! Numbers are sections of docs/api.md; `client` stands for its sections 12 and 13. What needs a live sandbox or
+//! subagent cannot happen with no sandbox driver configured; it is listed as excused, so that the list stays whole, and
+//! an excuse that is no longer needed fails too.
 
 use std::path::Path;
 

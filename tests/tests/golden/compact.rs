@@ -233,7 +233,8 @@ async fn automatic() {
     golden("compact_auto", t);
 }
 
-/// docs/api.md 7.4: after a failed automatic attempt, none until another turn completed and the count grew; over a restart.
+/// docs/api.md 7.4: after a failed automatic attempt, none until another turn completed and the count grew; over a
+/// restart.
 #[tokio::test]
 async fn backoff() {
     let mut fixture = Fixture::start().await;

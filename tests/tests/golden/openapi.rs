@@ -1,5 +1,5 @@
-//! The OpenAPI documents against what really goes over the wire: every REST exchange of the golden transcripts is documented,
-//! its bodies fit the schemas, and everything that is documented has been seen.
+//! The OpenAPI documents against what really goes over the wire: every REST exchange of the golden transcripts is
+//! documented, its bodies fit the schemas, and everything that is documented has been seen.
 
 mod schema;
 mod transcript;

@@ -129,8 +129,8 @@ async fn the_primary_is_gone() {
     golden("provider_config", t);
 }
 
-/// docs/api.md 5.1, 5.2: a trailing slash of `base_url` is trimmed, a token may stand in the environment, `max_tokens` is the
-/// entry's; a compaction asks for at least 4096 (7.1).
+/// docs/api.md 5.1, 5.2: a trailing slash of `base_url` is trimmed, a token may stand in the environment, `max_tokens`
+/// is the entry's; a compaction asks for at least 4096 (7.1).
 #[tokio::test]
 async fn the_entry_of_a_provider() {
     let target = Provider::start().await;

@@ -95,7 +95,8 @@ async fn tools_with_nobody_behind_them() {
     golden("tools_unserved", t);
 }
 
-/// MCP connections are the session's: made once when it is created, not again for a joiner; headers may name the environment.
+/// MCP connections are the session's: made once when it is created, not again for a joiner; headers may name the
+/// environment.
 #[tokio::test]
 async fn mcp_is_connected_once() {
     for kind in [Kind::Http, Kind::Sse] {

@@ -175,8 +175,8 @@ async fn idempotency_keys() {
     golden("idempotency", t);
 }
 
-/// docs/api.md 4.3: a history that does not begin with `user` and alternate is normalised for Anthropic, and the change is
-/// recorded.
+/// docs/api.md 4.3: a history that does not begin with `user` and alternate is normalised for Anthropic, and the change
+/// is recorded.
 #[tokio::test]
 async fn a_history_that_has_to_be_normalised() {
     let fixture = Fixture::start().await;

@@ -9,7 +9,8 @@ use sqlx::{Connection, Executor};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Two calls wait behind a turn when Redis forgets everything, and a third call comes first. The calls keep their order.
+/// Two calls wait behind a turn when Redis forgets everything, and a third call comes first. The calls keep their
+/// order.
 async fn order_survives(test: &mut TestCluster, forget: impl AsyncFnOnce(&mut TestCluster)) {
     let mut busy = test.busy().await;
     forget(test).await;

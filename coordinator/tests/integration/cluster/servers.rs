@@ -1,5 +1,5 @@
-//! Redis as operators run it: behind Sentinels, over TLS with an authority of their own, with a user that may do little, for
-//! two clusters at once.
+//! Redis as operators run it: behind Sentinels, over TLS with an authority of their own, with a user that may do
+//! little, for two clusters at once.
 
 use crate::cluster::test_cluster::{LEASE, TestCluster, expired, held, over, run};
 use crate::fixture::{until, within};

@@ -64,7 +64,8 @@ pub(super) struct Busy {
 }
 
 impl Busy {
-    /// Checks that the owner claims the waiting calls in their order and keeps its lease meanwhile, and that no other waits.
+    /// Checks that the owner claims the waiting calls in their order and keeps its lease meanwhile, and that no other
+    /// waits.
     pub(super) async fn serves_all_in_order(&self) {
         for call in &self.waiting {
             assert_eq!(run(&self.lease, None).await, call.id);

@@ -169,8 +169,8 @@ async fn an_append_that_comes_late_is_not_applied_again() {
     fixture.end().await;
 }
 
-/// An opening whose repetition is refused because the pause goes on could still come once it is over: nobody may be told
-/// that it was not applied. Who takes the session anew fences it off.
+/// An opening whose repetition is refused because the pause goes on could still come once it is over: nobody may be
+/// told that it was not applied. Who takes the session anew fences it off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_that_may_still_come_is_not_called_refused() {
     let (proxy, fixture) = proxied().await;

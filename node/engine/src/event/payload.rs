@@ -1,9 +1,10 @@
-//! The payloads of events (docs/api.md 6): one struct for each type of event, used by everything that writes or reads one.
+//! The payloads of events (docs/api.md 6): one struct for each type of event, used by everything that writes or reads
+//! one.
 //!
-//! The text that a struct serializes to is what the database stores and what clients see, so the order of its fields is part
-//! of the stored form and must not change. Parts that pass through verbatim are raw JSON. Two payloads have no struct here: a
-//! `provider.request` is a [`Request`](crate::request::Request), because it is stored as the difference from the request
-//! before it, and the `tool.result` of a client is the block that the client sent, with members added.
+//! The text that a struct serializes to is what the database stores and what clients see, so the order of its fields is
+//! part of the stored form and must not change. Parts that pass through verbatim are raw JSON. Two payloads have no
+//! struct here: a `provider.request` is a [`Request`](crate::request::Request), because it is stored as the difference
+//! from the request before it, and the `tool.result` of a client is the block that the client sent, with members added.
 
 mod lifecycle;
 mod model;

@@ -1,5 +1,6 @@
-//! Properties of the turn (docs/api.md 3, 4, 6, 7; ARCHITECTURE.md, I6), over random scripts of everything that can happen to a
-//! session: whatever append a program is stopped after, the log that another one goes on from it with is the same.
+//! Properties of the turn (docs/api.md 3, 4, 6, 7; ARCHITECTURE.md, I6), over random scripts of everything that can
+//! happen to a session: whatever append a program is stopped after, the log that another one goes on from it with is
+//! the same.
 #![allow(clippy::unwrap_used)]
 
 mod compactions;

@@ -1,5 +1,5 @@
-//! The order of a session's events (docs/api.md 6), call by call, as a grammar; with it results, attribution, the walk over
-//! fallbacks, caps and what each call ends with. Compactions are in `compactions`.
+//! The order of a session's events (docs/api.md 6), call by call, as a grammar; with it results, attribution, the walk
+//! over fallbacks, caps and what each call ends with. Compactions are in `compactions`.
 
 use crate::fields;
 use crate::fixture::Fixture;
@@ -195,7 +195,8 @@ pub(crate) fn abandonment(reader: &mut Reader<'_>) -> Result<(), Cut> {
     Ok(())
 }
 
-/// A pause given up with no user message to carry its results: its client's results are made up in a message of the server.
+/// A pause given up with no user message to carry its results: its client's results are made up in a message of the
+/// server.
 pub(crate) fn retired(reader: &mut Reader<'_>, state: &mut State) -> Result<(), Cut> {
     let uses = state.pause.take().expect("a pause");
     abandonment(reader)?;

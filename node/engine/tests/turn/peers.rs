@@ -1,5 +1,5 @@
-//! The session's peers: what clients declare and send, what providers and tools answer. Texts that a careless pass would
-//! change are in all of it: number texts, escapes, spaces, key order.
+//! The session's peers: what clients declare and send, what providers and tools answer. Texts that a careless pass
+//! would change are in all of it: number texts, escapes, spaces, key order.
 
 use crate::script::{Answer, Block, Mcp};
 use engine::json::{self, Raw};

@@ -1,4 +1,5 @@
-//! What providers are shown: a second, plainer reading of docs/api.md 4, and the pairing of tool uses with results (F14).
+//! What providers are shown: a second, plainer reading of docs/api.md 4, and the pairing of tool uses with results
+//! (F14).
 
 use crate::fixture::Fixture;
 use crate::peers::SCHEMA;

@@ -1,7 +1,8 @@
-//! What may happen to a session, as data: calls of three clients, answers of providers, outcomes of tools, failing stores.
+//! What may happen to a session, as data: calls of three clients, answers of providers, outcomes of tools, failing
+//! stores.
 //!
-//! A script is consumed by what the log asks for, in order, so the same script gives the same log wherever the program that
-//! runs it is stopped and started.
+//! A script is consumed by what the log asks for, in order, so the same script gives the same log wherever the program
+//! that runs it is stopped and started.
 
 use engine::open::Compaction;
 use engine::provider::Wire;

@@ -1,7 +1,8 @@
 //! Values against the schemas of an OpenAPI document.
 //!
-//! Written by hand because this test is stricter than the documents, which a library would take at their word: an object of an
-//! answer that lists its properties has no others, unless it says so, and a keyword that is not checked here is an error.
+//! Written by hand because this test is stricter than the documents, which a library would take at their word: an
+//! object of an answer that lists its properties has no others, unless it says so, and a keyword that is not checked
+//! here is an error.
 
 use regex::Regex;
 use serde_json::Value;
