@@ -11,10 +11,10 @@ struct Args {
     /// Repeats what everybody does in a run; printed at its beginning and end.
     #[arg(long)]
     seed: Option<u64>,
-    /// How long.
+    /// For how many minutes faults are caused.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
-    /// Sessions at a time.
+    /// How many sessions run at the same time.
     #[arg(long, default_value_t = 8)]
     sessions: usize,
     /// How many seconds Redis is stopped at most.

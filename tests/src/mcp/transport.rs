@@ -1,4 +1,4 @@
-//! The three ways to a [`Responder`](super::Responder).
+//! The three ways to a [`Responder`].
 
 use super::{Effect, Kind, Responder};
 use crate::http1::{self, Conn, Request};
