@@ -10,6 +10,7 @@ pub mod checker;
 pub mod client;
 pub mod cluster;
 pub mod database;
+pub mod docker;
 pub mod files;
 pub mod fixture;
 pub mod history;
