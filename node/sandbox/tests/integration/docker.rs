@@ -193,7 +193,7 @@ async fn latency() {
 mod bare {
     use bollard::Docker;
     use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
-    use bollard::models::ContainerCreateBody;
+    use bollard::models::{ContainerCreateBody, HostConfig};
     use bollard::query_parameters::{
         CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder, StartContainerOptions,
     };
@@ -206,6 +206,8 @@ mod bare {
         let body = ContainerCreateBody {
             image: Some(tests::docker::IMAGE.into()),
             cmd: Some(vec!["sleep".into(), "600".into()]),
+            // What costs most of all the settings, so that the same is compared.
+            host_config: Some(HostConfig { network_mode: Some("none".into()), ..HostConfig::default() }),
             ..ContainerCreateBody::default()
         };
         client.create_container(Some(options), body).await.unwrap();
