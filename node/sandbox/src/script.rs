@@ -27,6 +27,9 @@ done"#;
 /// What is ended: every process of the command's session, and every process that descends from one of those. What has left
 /// the session and lost its parent as well, as a daemon does, is not found; it ends with the sandbox.
 ///
+/// The command's own process is ended last, so that nothing is left once it has exited. Where no watcher can be made the command
+/// is not run, which is said in the way of the runtime.
+///
 /// The watcher is in the session, but no child of the command, which may wait for all its children. It must not fork. It ignores
 /// from its very beginning the signals that the command may send to its whole process group. Where memory is short, the command
 /// is killed and not the watcher.
@@ -38,8 +41,8 @@ trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM
   alive() { read -r line <"/proc/$$/stat" || return 1; set -- ${line##*) }; [ "$1" != Z ]; }
   alive || exit 0
   rounds=0
-  while [ $rounds -lt 200 ]; do
-    rounds=$((rounds + 1)); members=' '; grown=1
+  while [ $rounds -lt 2000 ]; do
+    rounds=$((rounds + 1)); members=' '; others=; grown=1
     while [ -n "$grown" ]; do
       grown=
       for stat in /proc/[0-9]*/stat; do
@@ -51,12 +54,17 @@ trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM
           case "$members" in *" $2 "*) ;; *) continue ;; esac
         fi
         kill -STOP "$pid"; members="$members$pid "; grown=1
+        [ "$pid" = $$ ] || others="$others $pid"
       done
     done
-    [ "$members" != ' ' ] || exit 0
-    kill -KILL $members
+    [ -n "$others" ] || break
+    kill -KILL $others
   done
-) <&3 3<&- >/dev/null 2>&1 & )
+  kill -KILL $$
+) <&3 3<&- >/dev/null 2>&1 & ) 2>/dev/null || {
+  echo 'OCI runtime exec failed: there are as many processes as there may be'
+  exit 126
+}
 trap - HUP INT QUIT TERM USR1 USR2 PIPE ALRM
 echo 1000 2>/dev/null >/proc/self/oom_score_adj
 exec /bin/sh -c "$1" 3<&-"#;
