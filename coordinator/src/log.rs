@@ -8,24 +8,31 @@
 mod append;
 mod calls;
 mod clients;
+mod duties;
 mod epoch;
 mod gate_columns;
 mod heartbeat;
+mod images;
 mod lifecycle;
 mod read;
 mod requests;
+mod sandboxes;
 mod sessions;
+mod subagents;
 
 pub use append::{Append, CallRow, Side};
 pub use calls::CallRecord;
 pub use epoch::Epoch;
+pub use images::{ImageState, ImageStatus};
 pub use lifecycle::{NewSession, RemainingClients};
 pub use read::Page;
+pub use sandboxes::{BUSY, Sandbox, SandboxChange, SandboxState};
 pub use sessions::{Admission, Record, Row, State};
+pub use subagents::{NewSubagent, Subagent, SubagentEnd, SubagentState};
 
 use crate::feed::Feeds;
 use crate::{Db, Error};
-use engine::ids::{CallId, EventId, KeyId, ProfileId, SessionId};
+use engine::ids::{CallId, EventId, KeyId, ProfileId, SandboxId, SessionId, SubagentId};
 use std::sync::Arc;
 
 /// The log of all sessions. Clones share it.
@@ -90,7 +97,7 @@ macro_rules! ids {
         })*
     };
 }
-ids! { SessionId EventId KeyId ProfileId CallId }
+ids! { SessionId EventId KeyId ProfileId CallId SandboxId SubagentId }
 
 /// A stored JSON text.
 fn read_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, Error> {

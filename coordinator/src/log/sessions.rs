@@ -108,6 +108,10 @@ pub struct Record {
     pub mcp_tools: Vec<McpTool>,
     /// The session's setting.
     pub compaction: Compaction,
+    /// Subagents of the session whose end was not reported to the model yet.
+    pub tracked_subagents: usize,
+    /// Those of them that have not ended.
+    pub running_subagents: usize,
 }
 
 const ROW: Sql = sql!(
@@ -117,7 +121,9 @@ const ROW: Sql = sql!(
 );
 const RECORD: Sql = sql!(
     "SELECT s.profile, s.compaction, s.mcp_tools, c.declarations, p.name, p.primary_provider, \
-     p.fallback_providers, p.allowed_tools, p.available_sandboxes, p.deleted_at \
+     p.fallback_providers, p.allowed_tools, p.available_sandboxes, p.deleted_at, \
+     (SELECT count(*) FROM subagents a WHERE a.session = s.id) AS tracked_subagents, \
+     (SELECT count(*) FROM subagents a WHERE a.session = s.id AND a.state IN ('starting', 'running')) AS running_subagents \
      FROM sessions s JOIN profiles p ON p.id = s.profile \
      LEFT JOIN clients c ON c.session = s.id AND c.client_key = $2 WHERE s.id = $1"
 );
@@ -197,6 +203,8 @@ impl Log {
             declarations: declarations.map_err(|error| Error::Unreadable(error.to_string()))?.unwrap_or_default(),
             mcp_tools: read_json("mcp_tools", row.get("mcp_tools")?)?,
             compaction: read_json("compaction", row.get("compaction")?)?,
+            tracked_subagents: row.get::<i64>("tracked_subagents")? as usize,
+            running_subagents: row.get::<i64>("running_subagents")? as usize,
         })
     }
 

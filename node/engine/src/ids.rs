@@ -97,6 +97,10 @@ id!(
     ProfileId, "pro_"
 );
 id!(
+    /// The id of a remote sandbox.
+    SandboxId, "sbx_"
+);
+id!(
     /// The id of a remote subagent.
     SubagentId, "sba_"
 );

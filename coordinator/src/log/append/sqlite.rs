@@ -36,6 +36,11 @@ const OPEN_OWN: Sql = update!("phase = 'paused' AND owner = $9");
 const OPEN_EXPIRED: Sql = update!("phase = 'paused' AND deadline <= ", now);
 const FREE: Sql =
     sql!("UPDATE sessions SET head = head + $2 WHERE id = $1 AND state = 'open' RETURNING head, ", now, " AS now");
+const FREE_OR_CLOSING: Sql = sql!(
+    "UPDATE sessions SET head = head + $2 WHERE id = $1 AND state IN ('open', 'closing') RETURNING head, ",
+    now,
+    " AS now"
+);
 const REGISTER: Sql =
     sql!("UPDATE clients SET driver_since = ", now, " WHERE session = $1 AND client_key = $2 AND driver_since IS NULL");
 const STATE: Sql = sql!("SELECT state, epoch FROM sessions WHERE id = $1");
@@ -116,14 +121,51 @@ pub(super) async fn free(
     if matches!(side, Side::Register) && !register(c, session, key).await? {
         return Ok(Vec::new());
     }
-    let row = c.query(&FREE).bind(session.0.as_slice()).bind(events.len() as i64).optional().await?;
-    let Some(row) = row else { return Err(refused(c, session, None).await?) };
-    let (head, now) = (EventNumber(row.get("head")?), UnixMillis(row.get("now")?));
+    let (first, now) = advance(c, session, events, During::Open).await?;
     if let Side::Join { declarations, digest } = side {
         crate::log::clients::add_client(c, session, key, declarations, digest, now).await?;
     }
-    let inserted = Inserted { session, epoch: None, call: None, first: first_of(head, events), now };
-    insert(c, inserted, events, None).await
+    insert(c, Inserted { session, epoch: None, call: None, first, now }, events, None).await
+}
+
+/// In which states a session takes an append that is no part of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::log) enum During {
+    /// Only in an open one.
+    Open,
+    /// Also in one that is being closed: what the closing itself does to the session.
+    OpenOrClosing,
+}
+
+/// Appends events that are no part of a turn, inside a transaction that does something else as well. None is a valid number
+/// of them.
+pub(in crate::log) async fn append_events(
+    c: &mut Connection,
+    session: SessionId,
+    events: &[NewEvent],
+    during: During,
+) -> Result<Vec<Arc<Event>>, Error> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (first, now) = advance(c, session, events, during).await?;
+    insert(c, Inserted { session, epoch: None, call: None, first, now }, events, None).await
+}
+
+/// Moves the session's head. Returns the number of the first of the new events, and the time.
+async fn advance(
+    c: &mut Connection,
+    session: SessionId,
+    events: &[NewEvent],
+    during: During,
+) -> Result<(EventNumber, UnixMillis), Error> {
+    let statement = match during {
+        During::Open => &FREE,
+        During::OpenOrClosing => &FREE_OR_CLOSING,
+    };
+    let row = c.query(statement).bind(session.0.as_slice()).bind(events.len() as i64).optional().await?;
+    let Some(row) = row else { return Err(refused(c, session, None).await?) };
+    Ok((first_of(EventNumber(row.get("head")?), events), UnixMillis(row.get("now")?)))
 }
 
 /// The number of the first of these events, once the head is the number of the last.

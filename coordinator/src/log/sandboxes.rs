@@ -1,0 +1,237 @@
+//! The sandboxes that the server runs, as the database knows them: which session each belongs to, and what becomes of it.
+//!
+//! A sandbox starts, runs, is stopped and is gone. Each of these changes is one write together with the events that tell of it,
+//! and names the state that it starts from: of two nodes that try the same change one wins, and the other is refused with
+//! nothing applied. The container itself is made and removed between two changes, by the node that made the first one. That
+//! node keeps the row busy meanwhile; once it does not do so any more, another node may claim the row and carry on.
+
+use super::append::sqlite::{During, append_events};
+use super::{Id, Log};
+use crate::Error;
+use crate::db::sql::{self, Connection, Sql, sql};
+use crate::feed::LogStatus;
+use engine::event::{Event, NewEvent};
+use engine::ids::{KeyId, SandboxId, SessionId};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a row is left to the node that works on it, after that node said so last.
+pub const BUSY: Duration = Duration::from_secs(15);
+/// `BUSY` in a statement.
+pub(super) const BUSY_MS: i64 = BUSY.as_millis() as i64;
+
+/// Where a sandbox stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SandboxState {
+    /// Its container is being made.
+    Starting,
+    /// Commands can be run in it.
+    Running,
+    /// Its container is being removed.
+    Stopping,
+}
+
+impl SandboxState {
+    const ALL: [Self; 3] = [Self::Starting, Self::Running, Self::Stopping];
+
+    fn stored(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, Error> {
+        let unknown = || Error::Unreadable(format!("unknown sandbox state {text:?}; a newer version wrote it"));
+        Self::ALL.into_iter().find(|state| state.stored() == text).ok_or_else(unknown)
+    }
+}
+
+/// A sandbox's row.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    /// Its id, which its container carries too.
+    pub id: SandboxId,
+    /// The session it belongs to.
+    pub session: SessionId,
+    /// Who started it.
+    pub key: KeyId,
+    /// Its image.
+    pub image: String,
+    /// Where it stands.
+    pub state: SandboxState,
+    /// Why it is being stopped.
+    pub reason: Option<String>,
+}
+
+/// A change of a sandbox.
+#[derive(Debug, Clone)]
+pub enum SandboxChange {
+    /// It is about to be started. Refused with `Duplicate` while the session has another one that starts or runs.
+    Start {
+        /// Who starts it.
+        key: KeyId,
+        /// What is started.
+        image: String,
+    },
+    /// It was starting and runs now.
+    Running,
+    /// It was running and is about to be stopped.
+    Stop {
+        /// Why.
+        reason: &'static str,
+    },
+    /// It was in this state and is gone.
+    Gone(SandboxState),
+}
+
+const INSERT: Sql = sql!(
+    "INSERT INTO sandboxes (id, session, client_key, image, state, busy_until, created_at) \
+     VALUES ($1, $2, $3, $4, 'starting', ",
+    now,
+    " + $5, ",
+    now,
+    ")"
+);
+const RUNNING: Sql = sql!("UPDATE sandboxes SET state = 'running' WHERE id = $1 AND state = 'starting'");
+const STOP: Sql = sql!(
+    "UPDATE sandboxes SET state = 'stopping', reason = $2, busy_until = ",
+    now,
+    " + $3 WHERE id = $1 AND state = 'running'"
+);
+const GONE: Sql = sql!("DELETE FROM sandboxes WHERE id = $1 AND state = $2");
+const OF_SESSION: Sql = sql!(
+    "SELECT id, session, client_key, image, state, reason FROM sandboxes WHERE session = $1 ORDER BY created_at, id"
+);
+const ALL: Sql = sql!("SELECT id, session, client_key, image, state, reason FROM sandboxes ORDER BY created_at, id");
+/// Those that some node has to see to: left in the middle of a change, or left over from a session that has ended.
+const UNATTENDED: Sql = sql!(
+    "SELECT b.id, b.session, b.client_key, b.image, b.state, b.reason FROM sandboxes b JOIN sessions s ON s.id = b.session \
+     WHERE b.busy_until < ",
+    now,
+    " AND (b.state <> 'running' OR s.state IN ('closed', 'error')) ORDER BY b.busy_until LIMIT 100"
+);
+const KEEP_BUSY: Sql = sql!("UPDATE sandboxes SET busy_until = ", now, " + $2 WHERE id = $1");
+const CLAIM: Sql = sql!("UPDATE sandboxes SET busy_until = ", now, " + $2 WHERE id = $1 AND busy_until < ", now);
+
+impl Sandbox {
+    fn read(row: &sql::Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: SandboxId::read(row, "id")?,
+            session: SessionId::read(row, "session")?,
+            key: KeyId::read(row, "client_key")?,
+            image: row.get("image")?,
+            state: SandboxState::parse(row.get("state")?)?,
+            reason: row.get("reason")?,
+        })
+    }
+}
+
+impl Log {
+    /// Changes a sandbox and appends the events that tell of it, if there are any. Returns them as committed.
+    ///
+    /// # Errors
+    /// `PreconditionFailed` when the sandbox is not in the state that the change starts from; `Duplicate` when it is not the
+    /// session's only one; `NotOpen` when events cannot be appended (a start needs an open session, the others also go into one
+    /// that is being closed); the database's.
+    pub async fn change_sandbox(
+        &self,
+        session: SessionId,
+        id: SandboxId,
+        change: SandboxChange,
+        events: Vec<NewEvent>,
+    ) -> Result<Vec<Arc<Event>>, Error> {
+        let feeds = Arc::clone(&self.feeds);
+        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, LogStatus::Open, None);
+        self.db
+            .write(
+                move |c| {
+                    Box::pin(async move {
+                        let during = match change {
+                            SandboxChange::Start { .. } => During::Open,
+                            SandboxChange::Running | SandboxChange::Stop { .. } | SandboxChange::Gone(_) => {
+                                During::OpenOrClosing
+                            }
+                        };
+                        let committed = append_events(c, session, &events, during).await?;
+                        apply(c, session, id, change).await?;
+                        Ok(committed)
+                    })
+                },
+                publish,
+            )
+            .await
+    }
+
+    /// The sandboxes of a session, in the order in which they were started. At most one of them starts or runs.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn sandboxes_of(&self, session: SessionId) -> Result<Vec<Sandbox>, Error> {
+        let rows = self.db.read(&OF_SESSION).bind(session.0.as_slice()).all().await?;
+        rows.iter().map(Sandbox::read).collect()
+    }
+
+    /// All sandboxes, in the order in which they were started.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn sandboxes(&self) -> Result<Vec<Sandbox>, Error> {
+        self.db.read(&ALL).all().await?.iter().map(Sandbox::read).collect()
+    }
+
+    /// Sandboxes that a node left in the middle of a change, or that outlived their session: at most 100, the oldest first.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn unattended_sandboxes(&self) -> Result<Vec<Sandbox>, Error> {
+        self.db.read(&UNATTENDED).all().await?.iter().map(Sandbox::read).collect()
+    }
+
+    /// Keeps a sandbox's row for this node, [`BUSY`] from now on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn keep_sandbox_busy(&self, id: SandboxId) -> Result<(), Error> {
+        self.sandbox_update(&KEEP_BUSY, id).await.map(drop)
+    }
+
+    /// Takes over a sandbox that nobody works on. Returns whether it is this node's now, for [`BUSY`].
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn claim_sandbox(&self, id: SandboxId) -> Result<bool, Error> {
+        Ok(self.sandbox_update(&CLAIM, id).await? > 0)
+    }
+
+    async fn sandbox_update(&self, update: &'static Sql, id: SandboxId) -> Result<u64, Error> {
+        self.db
+            .write_one(
+                move |c| Box::pin(async move { c.query(update).bind(id.0.as_slice()).bind(BUSY_MS).execute().await }),
+                |_| (),
+            )
+            .await
+    }
+}
+
+async fn apply(c: &mut Connection, session: SessionId, id: SandboxId, change: SandboxChange) -> Result<(), Error> {
+    let changed = match change {
+        SandboxChange::Start { key, image } => {
+            c.query(&INSERT)
+                .bind(id.0.as_slice())
+                .bind(session.0.as_slice())
+                .bind(key.0.as_slice())
+                .bind(image)
+                .bind(BUSY_MS)
+                .execute()
+                .await?
+        }
+        SandboxChange::Running => c.query(&RUNNING).bind(id.0.as_slice()).execute().await?,
+        SandboxChange::Stop { reason } => {
+            c.query(&STOP).bind(id.0.as_slice()).bind(reason).bind(BUSY_MS).execute().await?
+        }
+        SandboxChange::Gone(from) => c.query(&GONE).bind(id.0.as_slice()).bind(from.stored()).execute().await?,
+    };
+    if changed == 0 { Err(Error::PreconditionFailed) } else { Ok(()) }
+}

@@ -1,0 +1,327 @@
+//! The remote subagents, as the database knows them: which session each belongs to, how it ended, and its output until the
+//! model was told.
+//!
+//! The turn that launches a subagent logs its start, adds its row, starts its container and logs that it runs. Its end is one
+//! write together with the event that tells of it, and only a subagent that runs can end: however many nodes see it end, or
+//! cancel it, the log says so once.
+
+use super::append::sqlite::{During, append_events};
+use super::sandboxes::BUSY_MS;
+use super::{Id, Log};
+use crate::Error;
+use crate::db::sql::{self, Sql, sql};
+use crate::feed::LogStatus;
+use engine::event::{Event, NewEvent};
+use engine::ids::{KeyId, SessionId, SubagentId};
+use std::sync::Arc;
+
+/// Where a subagent stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubagentState {
+    /// Its start is logged, and not yet that it runs.
+    Starting,
+    /// It runs.
+    Running,
+    /// It ended with exit code 0.
+    Completed,
+    /// It ended with another exit code, or was lost.
+    Failed,
+    /// It took longer than it may.
+    TimedOut,
+    /// It was ended by a client, or with its session.
+    Cancelled,
+}
+
+impl SubagentState {
+    const ALL: [Self; 6] =
+        [Self::Starting, Self::Running, Self::Completed, Self::Failed, Self::TimedOut, Self::Cancelled];
+
+    /// Its stored form. From `running` on it is the word of the status tool too (docs/api.md 8.6).
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether it has not ended.
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Starting | Self::Running)
+    }
+
+    fn parse(text: &str) -> Result<Self, Error> {
+        let unknown = || Error::Unreadable(format!("unknown subagent state {text:?}; a newer version wrote it"));
+        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or_else(unknown)
+    }
+}
+
+/// A subagent that is being launched.
+#[derive(Debug, Clone)]
+pub struct NewSubagent {
+    /// Its id, which its container carries too.
+    pub id: SubagentId,
+    /// The session it belongs to.
+    pub session: SessionId,
+    /// Whose turn launches it.
+    pub key: KeyId,
+    /// The command-line agent.
+    pub harness: String,
+    /// The model it uses.
+    pub model: String,
+}
+
+/// How a subagent ended.
+#[derive(Clone)]
+pub struct SubagentEnd {
+    /// None of the live states.
+    pub state: SubagentState,
+    /// The process's exit code, if it ended by itself.
+    pub exit_code: Option<i64>,
+    /// What it wrote, as far as it is kept.
+    pub stdout: String,
+    /// What it wrote to standard error, as far as it is kept.
+    pub stderr: String,
+    /// Whether more was written than is kept.
+    pub truncated: bool,
+    /// Why, where it did not complete.
+    pub reason: Option<String>,
+    /// The same in a sentence.
+    pub detail: Option<String>,
+}
+
+/// Without the output, which belongs to the user.
+impl std::fmt::Debug for SubagentEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SubagentEnd")
+            .field("state", &self.state)
+            .field("exit_code", &self.exit_code)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A subagent's row.
+#[derive(Debug, Clone)]
+pub struct Subagent {
+    /// What it was launched as.
+    pub launched: NewSubagent,
+    /// Where it stands, and its end once it has one.
+    pub end: SubagentEnd,
+    /// Whether the node that launched it, or works on its end, said within [`BUSY`](super::BUSY) that it does.
+    pub busy: bool,
+}
+
+macro_rules! select {
+    ($($rest:tt),+) => {
+        sql!(
+            "SELECT id, session, client_key, harness, model, state, exit_code, stdout, stderr, truncated, reason, detail, \
+             busy_until > ",
+            now,
+            " AS busy FROM subagents WHERE ",
+            $($rest),+
+        )
+    };
+}
+
+const ADD: Sql = sql!(
+    "INSERT INTO subagents (id, session, client_key, harness, model, state, busy_until, created_at) \
+     VALUES ($1, $2, $3, $4, $5, 'starting', ",
+    now,
+    " + $6, ",
+    now,
+    ") ON CONFLICT (id) DO NOTHING"
+);
+const RUNS: Sql = sql!("UPDATE subagents SET state = 'running' WHERE id = $1 AND state = 'starting'");
+const NOT_LAUNCHED: Sql = sql!("DELETE FROM subagents WHERE id = $1 AND state = 'starting'");
+const END: Sql = sql!(
+    "UPDATE subagents SET state = $2, exit_code = $3, stdout = $4, stderr = $5, truncated = $6, reason = $7, detail = $8 \
+     WHERE id = $1 AND state = 'running'"
+);
+const FORGET: Sql = sql!("DELETE FROM subagents WHERE id = $1 AND state NOT IN ('starting', 'running')");
+const FORGET_SESSION: Sql = sql!("DELETE FROM subagents WHERE session = $1");
+const OF_SESSION: Sql = select!("session = $1 ORDER BY created_at, id");
+const LIVE: Sql = select!("state IN ('starting', 'running') ORDER BY id");
+const ENDED_SESSIONS: Sql = sql!(
+    "SELECT DISTINCT a.session FROM subagents a JOIN sessions s ON s.id = a.session WHERE s.state IN ('closed', 'error') \
+     LIMIT 100"
+);
+const SAYS_THAT_IT_RUNS: Sql = sql!(
+    "SELECT 1 AS one FROM events WHERE session = $1 AND kind = 'session.subagent.running' AND payload LIKE $2 LIMIT 1"
+);
+
+impl Subagent {
+    fn read(row: &sql::Row) -> Result<Self, Error> {
+        Ok(Self {
+            launched: NewSubagent {
+                id: SubagentId::read(row, "id")?,
+                session: SessionId::read(row, "session")?,
+                key: KeyId::read(row, "client_key")?,
+                harness: row.get("harness")?,
+                model: row.get("model")?,
+            },
+            end: SubagentEnd {
+                state: SubagentState::parse(row.get("state")?)?,
+                exit_code: row.get("exit_code")?,
+                stdout: row.get("stdout")?,
+                stderr: row.get("stderr")?,
+                truncated: row.get("truncated")?,
+                reason: row.get("reason")?,
+                detail: row.get("detail")?,
+            },
+            busy: row.get("busy")?,
+        })
+    }
+}
+
+impl Log {
+    /// Notes a subagent whose start is logged, before its container is made. Noted already is as good.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn add_subagent(&self, new: NewSubagent) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(async move {
+                        c.query(&ADD)
+                            .bind(new.id.0.as_slice())
+                            .bind(new.session.0.as_slice())
+                            .bind(new.key.0.as_slice())
+                            .bind(new.harness)
+                            .bind(new.model)
+                            .bind(BUSY_MS)
+                            .execute()
+                            .await
+                            .map(drop)
+                    })
+                },
+                |()| (),
+            )
+            .await
+    }
+
+    /// The log says that the subagent runs, so that its end may be logged from now on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn subagent_runs(&self, id: SubagentId) -> Result<(), Error> {
+        self.subagent_update(&RUNS, id).await
+    }
+
+    /// The subagent could not be started, and nothing of it is left.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn subagent_not_launched(&self, id: SubagentId) -> Result<(), Error> {
+        self.subagent_update(&NOT_LAUNCHED, id).await
+    }
+
+    /// Forgets a subagent whose end was reported to the model. One that has not ended stays.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn forget_subagent(&self, id: SubagentId) -> Result<(), Error> {
+        self.subagent_update(&FORGET, id).await
+    }
+
+    /// Notes how a running subagent ended, and appends the event that tells of it.
+    ///
+    /// # Errors
+    /// `PreconditionFailed` when it does not run, because its end is noted already or its start is not complete; `NotOpen` when
+    /// the session has ended; the database's.
+    pub async fn end_subagent(
+        &self,
+        session: SessionId,
+        id: SubagentId,
+        end: SubagentEnd,
+        event: NewEvent,
+    ) -> Result<(), Error> {
+        let feeds = Arc::clone(&self.feeds);
+        let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, LogStatus::Open, None);
+        let written = self.db.write(
+            move |c| {
+                Box::pin(async move {
+                    let committed = append_events(c, session, &[event], During::OpenOrClosing).await?;
+                    let ended = c
+                        .query(&END)
+                        .bind(id.0.as_slice())
+                        .bind(end.state.as_str())
+                        .bind(end.exit_code)
+                        .bind(end.stdout)
+                        .bind(end.stderr)
+                        .bind(end.truncated)
+                        .bind(end.reason)
+                        .bind(end.detail);
+                    if ended.execute().await? == 0 { Err(Error::PreconditionFailed) } else { Ok(committed) }
+                })
+            },
+            publish,
+        );
+        written.await.map(drop)
+    }
+
+    /// The subagents of a session whose end was not reported yet, in the order in which they were launched.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn subagents_of(&self, session: SessionId) -> Result<Vec<Subagent>, Error> {
+        let rows = self.db.read(&OF_SESSION).bind(session.0.as_slice()).all().await?;
+        rows.iter().map(Subagent::read).collect()
+    }
+
+    /// Every subagent that has not ended, by id.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn live_subagents(&self) -> Result<Vec<Subagent>, Error> {
+        self.db.read(&LIVE).all().await?.iter().map(Subagent::read).collect()
+    }
+
+    /// Whether the log says that this subagent runs. It reads the session's events, so it is for the rare case that a node was
+    /// lost between the append that says so and [`Log::subagent_runs`].
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn says_that_it_runs(&self, session: SessionId, id: SubagentId) -> Result<bool, Error> {
+        let query = self.db.read(&SAYS_THAT_IT_RUNS).bind(session.0.as_slice()).bind(format!("%\"{id}\"%"));
+        Ok(query.optional().await?.is_some())
+    }
+
+    /// Sessions that have ended and still have subagents: at most 100.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn ended_sessions_with_subagents(&self) -> Result<Vec<SessionId>, Error> {
+        let rows = self.db.read(&ENDED_SESSIONS).all().await?;
+        rows.iter().map(|row| SessionId::read(row, "session")).collect()
+    }
+
+    /// Forgets all subagents of a session that has ended.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn forget_subagents_of(&self, session: SessionId) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(
+                        async move { c.query(&FORGET_SESSION).bind(session.0.as_slice()).execute().await.map(drop) },
+                    )
+                },
+                |()| (),
+            )
+            .await
+    }
+
+    async fn subagent_update(&self, update: &'static Sql, id: SubagentId) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| Box::pin(async move { c.query(update).bind(id.0.as_slice()).execute().await.map(drop) }),
+                |()| (),
+            )
+            .await
+    }
+}
