@@ -3,12 +3,14 @@
 //! A message that continues a paused turn is merged with the round here (docs/api.md 3.6). The merged message has one
 //! result for each tool use, in the order of the uses. For a tool that the server ran, the server's own result counts.
 
+use crate::event::payload::CommandOutput;
 use crate::history::{blocks, strip};
 use crate::ids::{EventId, KeyId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::message::Role;
 use crate::params::SendMessage;
 use serde::{Deserialize, Serialize};
+use std::fmt::Write;
 use std::sync::Arc;
 
 /// The result of a client's tool use that was not answered before its pause was given up (docs/api.md 3.5).
@@ -83,6 +85,25 @@ impl ToolResult {
 /// The content that has one text block.
 pub fn text_content(text: &str) -> Raw {
     json::built(format!(r#"[{{"type":"text","text":{}}}]"#, json::encode(text)))
+}
+
+/// What the model sees of a command that ran in a sandbox (docs/api.md 6): standard output, then standard error and the exit
+/// code under headings of their own, where there is something to say.
+pub fn command_text(output: &CommandOutput) -> String {
+    let mut text = output.stdout.clone();
+    let mut section = |part: std::fmt::Arguments<'_>| {
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        let _ = text.write_fmt(part);
+    };
+    if !output.stderr.is_empty() {
+        section(format_args!("[stderr]\n{}", output.stderr));
+    }
+    if output.exit_code != 0 {
+        section(format_args!("[exit_code: {}]", output.exit_code));
+    }
+    text
 }
 
 /// A round, from the answer with the tool uses to the message with their results.
@@ -265,4 +286,24 @@ fn client_payload(block: &Raw) -> Raw {
         fields.push(("content", &*empty));
     }
     members.with(&fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commands_output_is_one_text() {
+        for (stdout, stderr, exit_code, text) in [
+            ("", "", 0, ""),
+            ("a\n", "", 0, "a\n"),
+            ("a", "e", 0, "a\n[stderr]\ne"),
+            ("a\n", "e\n", 2, "a\n[stderr]\ne\n[exit_code: 2]"),
+            ("", "e", 1, "[stderr]\ne\n[exit_code: 1]"),
+            ("", "", 3, "[exit_code: 3]"),
+        ] {
+            let output = CommandOutput { stdout: stdout.into(), stderr: stderr.into(), exit_code };
+            assert_eq!(command_text(&output), text);
+        }
+    }
 }

@@ -109,9 +109,58 @@ pub fn status_tool() -> Raw {
     offered(SUBAGENT_STATUS, Some(description), Some(&schema))
 }
 
-/// The text of the status tool's error result if the session has no such subagent.
-pub fn unknown(subagent_id: &str) -> String {
-    format!("subagent error: no subagent '{subagent_id}' is tracked in this session; it may have been reported already")
+/// A subagent as the status tool reports it (docs/api.md 8.6).
+#[derive(Clone, Serialize)]
+pub struct Report {
+    /// Its id.
+    pub subagent_id: SubagentId,
+    /// The command-line agent.
+    pub harness: String,
+    /// The model it uses.
+    pub model: String,
+    /// `running`, `completed`, `failed`, `timed_out` or `cancelled`.
+    pub status: &'static str,
+    /// The process's exit code, if it ended by itself.
+    pub exit_code: Option<i64>,
+    /// What it wrote, as far as it is kept.
+    pub stdout: String,
+    /// What it wrote to standard error, as far as it is kept.
+    pub stderr: String,
+    /// Whether more was written than is kept.
+    pub truncated: bool,
+    /// Why, where it did not complete.
+    pub reason: Option<String>,
+    /// The same in a sentence.
+    pub detail: Option<String>,
+}
+
+/// Without the output, which belongs to the user.
+impl std::fmt::Debug for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Report")
+            .field("subagent_id", &self.subagent_id)
+            .field("status", &self.status)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The answer of the status tool: JSON, for one text block. `asked` names the one that is asked for, or none for all of them.
+/// The error is the text of an error result.
+pub fn status(asked: Option<&str>, tracked: Vec<Report>) -> Result<(String, Vec<Report>), String> {
+    #[derive(Serialize)]
+    struct Status<'a> {
+        subagents: &'a [Report],
+    }
+    let asked_for = |report: &Report| asked.is_none_or(|id| id == report.subagent_id.to_string());
+    let shown: Vec<Report> = tracked.into_iter().filter(asked_for).collect();
+    match (shown.is_empty(), asked) {
+        (false, _) => Ok((json::encode(&Status { subagents: &shown }).get().to_owned(), shown)),
+        (true, Some(id)) => Err(format!(
+            "subagent error: unknown subagent_id '{id}': no such subagent is tracked in this session; it may have been \
+             reported already"
+        )),
+        (true, None) => Err("subagent error: unknown subagent_id: no subagent is tracked in this session".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -178,6 +227,38 @@ mod tests {
         ] {
             assert_eq!(try_launch(input, images, running).unwrap_err(), format!("subagent error: {why}"));
         }
+    }
+
+    #[test]
+    fn a_status_shows_what_is_asked_for() {
+        let report = |n: u8| Report {
+            subagent_id: SubagentId([n; 16]),
+            harness: "claude".into(),
+            model: "m".into(),
+            status: "running",
+            exit_code: None,
+            stdout: String::new(),
+            stderr: "\u{1}".into(),
+            truncated: false,
+            reason: None,
+            detail: None,
+        };
+        let (text, shown) = status(None, vec![report(1), report(2)]).unwrap();
+        assert_eq!(shown.len(), 2);
+        assert!(text.starts_with(r#"{"subagents":[{"subagent_id":"sba_01"#), "{text}");
+        let second = SubagentId([2; 16]).to_string();
+        let (text, shown) = status(Some(&second), vec![report(1), report(2)]).unwrap();
+        assert_eq!(shown[0].subagent_id.to_string(), second);
+        assert_eq!(
+            text,
+            format!(
+                r#"{{"subagents":[{{"subagent_id":"{second}","harness":"claude","model":"m","status":"running","exit_code":null,"stdout":"","stderr":"\u0001","truncated":false,"reason":null,"detail":null}}]}}"#
+            )
+        );
+        for (asked, tracked) in [(Some("sba_x"), vec![report(1)]), (Some("sba_x"), vec![]), (None, vec![])] {
+            assert!(status(asked, tracked).unwrap_err().starts_with("subagent error: unknown subagent_id"));
+        }
+        assert!(!format!("{:?}", report(1)).contains('\u{1}'));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The tools of one turn: what the model is offered, and who runs each tool (docs/api.md 3.7).
 //!
-//! These are the tools that the acting client has declared and the MCP tools of the session. Of several tools with the
-//! same name the first counts, in this order: tools that the client runs, sandbox tools, subagent tools, MCP tools.
+//! Only the acting client's declarations and the session's MCP tools are in it. Of several tools with one name the first
+//! counts: the client's own, its sandbox's, its subagents', then MCP's. Beside them stands the server's own status tool, whose
+//! name nobody can declare.
 
 use crate::json::{self, Raw};
 use crate::round::Dispatch;
 use crate::tools::subagent::SubagentTool;
-use crate::tools::{Declarations, Tool, offered};
+use crate::tools::{Declarations, SUBAGENT_STATUS, Tool, offered};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,12 +35,17 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// The tools for a client with these declarations in a session with these MCP tools.
-    pub fn new(declared: Declarations, mcp: &[McpTool]) -> Self {
+    /// The tools of a client in a session that tracks so many subagents: with the first of them the status tool is offered
+    /// (docs/api.md 8.6).
+    pub fn new(declared: Declarations, mcp: &[McpTool], tracked_subagents: usize) -> Self {
         let mut list: Vec<Raw> = declared.each().map(Tool::offered).collect();
+        if tracked_subagents > 0 {
+            list.push(crate::subagent::status_tool());
+        }
         let mut servers = HashMap::new();
         for tool in mcp {
-            if declared.get(&tool.name).is_none() && !servers.contains_key(&tool.name) {
+            let taken = tool.name == SUBAGENT_STATUS || declared.get(&tool.name).is_some();
+            if !taken && !servers.contains_key(&tool.name) {
                 list.push(offered(&tool.name, tool.description.as_deref(), Some(&tool.input_schema)));
                 servers.insert(tool.name.clone(), tool.server.clone());
             }
@@ -60,6 +66,7 @@ impl Toolbox {
             Some(Tool::Client(_)) => (Dispatch::Client, None),
             Some(Tool::Sandbox(_)) => (Dispatch::Sandbox, None),
             Some(Tool::Subagent(_)) => (Dispatch::Subagent, None),
+            None if name == SUBAGENT_STATUS => (Dispatch::Subagent, None),
             None => (Dispatch::Mcp, self.mcp.get(name).cloned()),
         }
     }

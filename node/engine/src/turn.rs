@@ -15,10 +15,11 @@ mod fold;
 mod open;
 mod tools;
 
+use crate::event::payload::CommandOutput;
 use crate::event::{EventNumber, NewEvent};
 use crate::gate::End;
 use crate::history::History;
-use crate::ids::{CallId, EventId, KeyId, SubagentId};
+use crate::ids::{CallId, EventId, KeyId, SandboxId, SubagentId};
 use crate::json::Raw;
 use crate::open::Compaction;
 use crate::outcome::Outcome;
@@ -27,7 +28,6 @@ use crate::request::{DeltaChain, Request};
 use crate::round::{Round, ToolUse};
 use crate::subagent::Launch;
 use crate::toolbox::Toolbox;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +54,9 @@ pub struct Context<'a> {
     pub max_rounds: u32,
     /// Subagents of one session that may run at once.
     pub max_subagents: usize,
+    /// Subagents of this session that run. The database counts them: their ends are logged by whichever node sees them, which a
+    /// history that is kept in memory would miss.
+    pub running_subagents: usize,
     /// Makes the bytes of a new id.
     pub fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
 }
@@ -78,6 +81,10 @@ pub enum Action {
     Ask(Arc<Request>),
     /// Call this MCP tool, then [`Turn::mcp_answered`].
     Mcp(ToolUse),
+    /// Run this command in the session's sandbox for that tool use, then [`Turn::sandbox_answered`].
+    Sandbox(ToolUse, String),
+    /// Read the status of this subagent, or of all, then [`Turn::status_read`].
+    SubagentStatus(Option<String>),
     /// Start this subagent, then [`Turn::launched`].
     Launch(SubagentId, Launch),
     /// The call has ended, or paused: the append says so too.
@@ -109,6 +116,17 @@ pub enum McpReply {
     },
     /// It did not; why.
     Failed(String),
+}
+
+/// What came of a command for the session's sandbox.
+#[derive(Debug, Clone)]
+pub enum SandboxReply {
+    /// It ran to its end.
+    Ran(SandboxId, CommandOutput),
+    /// No sandbox runs for the session.
+    NotRunning,
+    /// It did not run to its end; why.
+    Failed(SandboxId, String),
 }
 
 /// Where a call stands.
@@ -174,8 +192,6 @@ pub struct Turn {
     /// Token count of the automatic compaction that failed last, with no success since (docs/api.md 7.4).
     failed_auto: Option<u64>,
     round: Option<Round>,
-    /// Remote subagents that are started and have not ended.
-    subagents: BTreeSet<SubagentId>,
     call: Option<(Option<CallId>, Call)>,
     compacting: Option<Compacting>,
     stage: Stage,
@@ -202,7 +218,6 @@ impl Turn {
             usage,
             failed_auto: None,
             round: None,
-            subagents: BTreeSet::new(),
             call: None,
             compacting: None,
             stage: Stage::Idle,

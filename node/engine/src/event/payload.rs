@@ -15,9 +15,10 @@ use serde::Serialize;
 use serde::de::{Deserialize, Deserializer};
 
 pub use lifecycle::{
-    Dispatched, DriverRegister, Image, SandboxAvailable, SandboxError, SandboxRequest, SandboxResponse, SandboxRunning,
-    SandboxStart, SandboxStopped, SessionClose, SessionError, SessionJoin, SessionOpen, SubagentCancelled,
-    SubagentCompleted, SubagentFailed, SubagentRunning, SubagentStart, remote_subagent,
+    CommandOutput, Dispatched, DriverRegister, Image, RemoteSandboxRunning, RemoteSandboxStop, RemoteSandboxStopped,
+    SandboxAvailable, SandboxError, SandboxRequest, SandboxResponse, SandboxRunning, SandboxStart, SandboxStopped,
+    SessionClose, SessionError, SessionJoin, SessionOpen, SubagentCancelled, SubagentCompleted, SubagentFailed,
+    SubagentRunning, SubagentStart, remote_subagent,
 };
 pub use model::{
     ClientMessage, CompactionCompleted, CompactionReason, CompactionStarted, McpLost, McpRequest, McpResponse,
@@ -54,6 +55,9 @@ payloads! {
     SandboxStart is SandboxStart;
     SandboxRunning is SandboxRunning;
     SandboxStopped is SandboxStopped;
+    RemoteSandboxRunning is SandboxRunning;
+    RemoteSandboxStop is SandboxStop;
+    RemoteSandboxStopped is SandboxStopped;
     SandboxError is SandboxError;
     SubagentStart is SubagentStart;
     SubagentRunning is SubagentRunning;

@@ -6,7 +6,7 @@ use crate::event::payload::{
     Synthetic, Trigger, remote_subagent,
 };
 use crate::event::{Event, EventType, NewEvent, Payload};
-use crate::ids::{CallId, EventId, KeyId, SubagentId};
+use crate::ids::{CallId, EventId, KeyId};
 use crate::json::{Object, Raw};
 use crate::message::Role;
 use crate::provider::Usage;
@@ -20,40 +20,13 @@ fn read<'a, T: Deserialize<'a>>(payload: &'a Raw) -> Option<T> {
 }
 
 impl Turn {
-    /// Adds a committed event, in the log's order.
-    ///
-    /// An event that is no part of a turn only counts where it says how a remote subagent fares; whoever appends such events
-    /// beside a turn that is held in memory has to apply them to it as well.
+    /// Adds a committed event, in the log's order. One that is no part of a turn changes nothing.
     pub fn apply(&mut self, event: &Event) {
-        let Some(call) = event.call else { return self.apply_earlier(event) };
+        let Some(call) = event.call else { return };
         self.change(Some(call), &event.event);
         if let Payload::Request(request) = &event.event.payload {
             self.chain = Some(DeltaChain::after(self.chain.as_ref(), event.number, request));
         }
-    }
-
-    /// Adds a committed event that stands before those which are folded: only what a compaction does not end is taken from it,
-    /// which is what subagents run.
-    pub fn apply_earlier(&mut self, event: &Event) {
-        if let Payload::Json(payload) = &event.event.payload {
-            self.subagent(event.event.kind, payload);
-        }
-    }
-
-    /// Counts the remote subagents. Returns the one that the event is about.
-    fn subagent(&mut self, kind: EventType, payload: &Raw) -> Option<SubagentId> {
-        let runs = match kind {
-            EventType::SubagentStart | EventType::SubagentRunning => true,
-            EventType::SubagentCompleted | EventType::SubagentFailed | EventType::SubagentCancelled => false,
-            _ => return None,
-        };
-        let subagent_id = remote_subagent(payload.get())?;
-        if runs {
-            self.subagents.insert(subagent_id);
-        } else {
-            self.subagents.remove(&subagent_id);
-        }
-        Some(subagent_id)
     }
 
     /// The log as folded ends inside a call that is over; the row of the session says so.
@@ -134,18 +107,11 @@ impl Turn {
             EventType::ToolResult => self.tool_result(payload),
             EventType::McpRequest => self.tool_runs(Some(Running::Mcp)),
             EventType::SandboxRequest => self.tool_runs(Some(Running::Sandbox)),
-            EventType::SubagentStart => {
-                let started = self.subagent(kind, payload);
-                self.tool_runs(started.map(Running::Subagent));
-            }
-            EventType::McpResponse | EventType::SandboxResponse => self.tool_runs(None),
-            EventType::SubagentRunning | EventType::SubagentFailed => {
-                self.subagent(kind, payload);
-                self.tool_runs(None);
-            }
-            EventType::SubagentCompleted | EventType::SubagentCancelled => {
-                self.subagent(kind, payload);
-            }
+            EventType::SubagentStart => self.tool_runs(remote_subagent(payload.get()).map(Running::Subagent)),
+            EventType::McpResponse
+            | EventType::SandboxResponse
+            | EventType::SubagentRunning
+            | EventType::SubagentFailed => self.tool_runs(None),
             EventType::CompactionStarted => {
                 if let Some(started) = read::<CompactionStarted>(payload)
                     && started.trigger == Trigger::Auto
@@ -181,6 +147,8 @@ impl Turn {
             | EventType::SandboxStop
             | EventType::SandboxStopped
             | EventType::SandboxError
+            | EventType::SubagentCompleted
+            | EventType::SubagentCancelled
             | EventType::SessionClose => {}
         }
     }

@@ -1,16 +1,17 @@
 //! The server's part of a round of tool uses: one after the other, each with its request, its response and its result.
 
 use super::fold::is_tool_use;
-use super::{Action, Context, McpReply, Turn};
+use super::{Action, Context, McpReply, SandboxReply, Turn};
 use crate::event::payload::{
     Dispatched, McpLost, McpRequest, McpResponse, SandboxRequest, SandboxResponse, ServerMessage, SubagentFailed,
     SubagentRunning, SubagentStart,
 };
-use crate::ids::{KeyId, SubagentId};
+use crate::ids::{KeyId, SandboxId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::provider::Answer;
-use crate::round::{Dispatch, Running, ToolResult, ToolUse, text_content};
+use crate::round::{Dispatch, Running, ToolResult, ToolUse, command_text, text_content};
 use crate::subagent;
+use crate::tools::SUBAGENT_STATUS;
 
 /// What the model is told of a call whose node was lost (ARCHITECTURE.md, I6).
 const LOST: &str = "the outcome of this call is unknown: the node running it was lost";
@@ -57,9 +58,10 @@ impl Turn {
                 self.tool_answered(ctx, key, &tool_use, true, text_content(&text));
                 None
             }
-            (Dispatch::Sandbox, _) => {
-                self.no_sandbox(ctx, key, &tool_use);
-                None
+            (Dispatch::Sandbox, _) => self.run_command(ctx, key, tool_use),
+            (Dispatch::Subagent, _) if tool_use.name == SUBAGENT_STATUS => {
+                let input = Object::parse(&tool_use.input).unwrap_or_default();
+                Some(Action::SubagentStatus(input.str("subagent_id").map(|id| id.into_owned())))
             }
             (Dispatch::Subagent, _) => self.launch(ctx, key, tool_use),
         }
@@ -69,10 +71,9 @@ impl Turn {
     fn under_way(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: ToolUse, running: Running) -> Option<Action> {
         let id = match running {
             Running::Mcp => return Some(Action::Mcp(tool_use)),
-            // The server runs no sandboxes: request and response are one append, so this is never found.
             Running::Sandbox => {
-                self.sandbox_failed(ctx, key, &tool_use, LOST);
-                return None;
+                let command = command(&tool_use)?;
+                return Some(Action::Sandbox(tool_use, command));
             }
             Running::Subagent(id) => id,
         };
@@ -105,26 +106,64 @@ impl Turn {
         self.tool_answered(ctx, key, tool_use, true, text_content(&text));
     }
 
-    /// No sandbox runs for this session: the model is told how to get one (docs/api.md 6).
-    fn no_sandbox(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse) {
-        let command = Object::parse(&tool_use.input).and_then(|input| input.str("command").map(|c| c.into_owned()));
-        let request = SandboxRequest { tool: tool_use.name.clone(), input: tool_use.input.clone(), command };
-        self.log(ctx, key, &request);
-        let error =
-            format!("no remote sandbox is running for tool '{}'; call session.startRemoteSandbox first", tool_use.name);
-        self.sandbox_failed(ctx, key, tool_use, &error);
+    /// Has a command run in the session's sandbox.
+    fn run_command(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: ToolUse) -> Option<Action> {
+        let command = command(&tool_use);
+        let (tool, input) = (tool_use.name.clone(), tool_use.input.clone());
+        self.log(ctx, key, &SandboxRequest { tool, input, command: command.clone() });
+        if command.is_none() {
+            self.sandbox_failed(ctx, key, &tool_use, None, "the input needs a non-blank string `command`");
+        }
+        command.map(|command| Action::Sandbox(tool_use, command))
     }
 
-    /// No sandbox has run the tool: why.
-    fn sandbox_failed(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse, error: &str) {
-        self.log(ctx, key, &SandboxResponse { error: error.to_owned(), ok: false, sandbox_id: None });
+    /// What came of the command.
+    pub fn sandbox_answered(&mut self, ctx: &Context<'_>, reply: SandboxReply) {
+        let Some((key, tool_use)) = self.current_use() else { return };
+        match reply {
+            SandboxReply::Ran(sandbox, output) => {
+                let (ok, content) = (output.exit_code == 0, text_content(&command_text(&output)));
+                let sandbox_id = Some(sandbox);
+                self.log(ctx, key, &SandboxResponse { error: None, ok, result: Some(output), sandbox_id });
+                self.tool_answered(ctx, key, &tool_use, !ok, content);
+            }
+            SandboxReply::NotRunning => {
+                let name = &tool_use.name;
+                let error =
+                    format!("no remote sandbox is running for tool '{name}'; call session.startRemoteSandbox first");
+                self.sandbox_failed(ctx, key, &tool_use, None, &error);
+            }
+            SandboxReply::Failed(sandbox, error) => self.sandbox_failed(ctx, key, &tool_use, Some(sandbox), &error),
+        }
+    }
+
+    /// The command was not run to its end: why.
+    fn sandbox_failed(
+        &mut self,
+        ctx: &Context<'_>,
+        key: KeyId,
+        tool_use: &ToolUse,
+        sandbox_id: Option<SandboxId>,
+        error: &str,
+    ) {
+        self.log(ctx, key, &SandboxResponse { error: Some(error.to_owned()), ok: false, result: None, sandbox_id });
         self.tool_answered(ctx, key, tool_use, true, text_content(&format!("sandbox error: {error}")));
     }
 
-    /// The one that is being launched has its place since its start was logged.
+    /// What the status tool was asked for, or the text of its error.
+    pub fn status_read(&mut self, ctx: &Context<'_>, status: Result<String, String>) {
+        let Some((key, tool_use)) = self.current_use() else { return };
+        let (is_error, text) = match status {
+            Ok(text) => (false, text),
+            Err(text) => (true, text),
+        };
+        self.tool_answered(ctx, key, &tool_use, is_error, text_content(&text));
+    }
+
+    /// The launch that a tool use asks for, or why there is none. A subagent whose start is logged has its place already.
     fn checked(&self, ctx: &Context<'_>, tool_use: &ToolUse) -> Result<subagent::Launch, String> {
-        let launching = self.round.as_ref().and_then(|round| round.running);
-        let running = self.subagents.iter().filter(|id| launching != Some(Running::Subagent(**id))).count();
+        let launching = self.round.as_ref().is_some_and(|round| round.running.is_some());
+        let running = if launching { 0 } else { ctx.running_subagents };
         let tool = ctx
             .tools
             .subagent(&tool_use.name)
@@ -194,7 +233,7 @@ impl Turn {
                 self.log(ctx, key, &McpLost { error: LOST.to_owned(), ok: false, server_name });
                 self.tool_answered(ctx, key, &tool_use, true, text_content(&format!("MCP error: {LOST}")));
             }
-            Running::Sandbox => self.sandbox_failed(ctx, key, &tool_use, LOST),
+            Running::Sandbox => self.sandbox_failed(ctx, key, &tool_use, None, LOST),
             Running::Subagent(_) => {}
         }
     }
@@ -214,6 +253,12 @@ impl Turn {
         };
         self.log(ctx, key, &result);
     }
+}
+
+/// The command of a sandbox tool's use, if it has one.
+fn command(tool_use: &ToolUse) -> Option<String> {
+    let input = Object::parse(&tool_use.input)?;
+    input.str("command").filter(|command| !command.trim().is_empty()).map(|command| command.into_owned())
 }
 
 fn lifecycle(id: SubagentId, harness: &str, model: &str) -> SubagentStart {

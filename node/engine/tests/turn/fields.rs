@@ -20,7 +20,8 @@ fn members(kind: EventType, payload: &Fields) -> Vec<&'static str> {
         EventType::McpResponse if payload.has("error") => vec!["error", "ok", "server_name"],
         EventType::McpResponse => vec!["ok", "result", "server_name"],
         EventType::SandboxRequest => vec!["command", "input", "tool"],
-        EventType::SandboxResponse => vec!["error", "ok", "sandbox_id"],
+        EventType::SandboxResponse if payload.has("error") => vec!["error", "ok", "sandbox_id"],
+        EventType::SandboxResponse => vec!["ok", "result", "sandbox_id"],
         EventType::SubagentStart | EventType::SubagentRunning => {
             vec!["detail", "dispatch", "harness", "model", "subagent_id"]
         }

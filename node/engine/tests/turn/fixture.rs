@@ -8,11 +8,12 @@ use crate::requests;
 use crate::script::{By, Fit, Op, Script, What};
 use engine::event::{Event, EventNumber, EventType, NewEvent, Payload};
 use engine::gate::{End, GateAfter, GateFound};
-use engine::ids::{CallId, EventId, KeyId, SessionId, SubagentId};
+use engine::ids::{CallId, EventId, KeyId, SessionId};
 use engine::json;
 use engine::params::SendMessage;
 use engine::request::Request;
 use engine::round::ToolUse;
+use engine::subagent;
 use engine::time::UnixMillis;
 use engine::toolbox::Toolbox;
 use engine::turn::{Action, Context, Opening, Step, Turn};
@@ -49,8 +50,6 @@ pub(crate) struct Fixture<'a> {
     pub lost: usize,
     /// How many compactions were refused because a pause kept the gate.
     pub in_progress: usize,
-    /// Running subagents that the script did not launch.
-    others: Vec<SubagentId>,
     cursor: Cursor,
     op: Op,
     /// The sets of tools that a client may have declared.
@@ -79,7 +78,6 @@ pub(crate) fn run<T>(script: &Script, plan: Plan, look: impl FnOnce(&Fixture<'_>
         tool_appends: Vec::new(),
         lost: 0,
         in_progress: 0,
-        others: Vec::new(),
         cursor: Cursor::default(),
         op,
         tools: [0, 1, 2, 3].map(peers::toolbox),
@@ -114,6 +112,7 @@ impl<'a> Fixture<'a> {
             pause_timeout: PAUSE,
             max_rounds: self.script.max_rounds,
             max_subagents: 8,
+            running_subagents: self.op.running,
             fresh: self.fresh,
         }
     }
@@ -191,7 +190,6 @@ impl<'a> Fixture<'a> {
                 (Opening::Message(message), fit.filter(|_| gate == GateFound::OwnPause))
             }
         };
-        self.other_subagents(turn);
         let refused = turn.open(&self.context(), &opening, key, gate).err();
         let id = CallId((self.calls.len() as u128 + 1).to_be_bytes());
         let primary = self.op.primary;
@@ -266,7 +264,7 @@ impl<'a> Fixture<'a> {
             _ => Row::Running,
         };
         if !step.events.is_empty() {
-            if matches!(step.action, Action::Mcp(_)) {
+            if matches!(step.action, Action::Mcp(_) | Action::Sandbox(..)) {
                 self.tool_appends.push(self.appends);
             }
             self.appends += 1;
@@ -286,42 +284,14 @@ impl<'a> Fixture<'a> {
         self.log.push(committed(self.next_number(), None, event));
     }
 
-    /// Lets as many other subagents run as the script says. A local subagent, which does not count, is reported too.
-    fn other_subagents(&mut self, turn: &mut Turn) {
-        while self.others.len() < self.op.running {
-            let id = SubagentId((self.fresh)());
-            self.others.push(id);
-            self.subagent(turn, EventType::SubagentStart, "remote", id);
-            self.subagent(turn, EventType::SubagentRunning, "remote", id);
-            self.subagent(turn, EventType::SubagentRunning, "local", SubagentId((self.fresh)()));
-        }
-        while self.others.len() > self.op.running {
-            let Some(id) = self.others.pop() else { break };
-            let kind = match self.others.len() % 3 {
-                0 => EventType::SubagentCompleted,
-                1 => EventType::SubagentFailed,
-                _ => EventType::SubagentCancelled,
-            };
-            self.subagent(turn, kind, "remote", id);
-        }
-    }
-
-    /// An event that another client made.
+    /// An event of another client.
     fn stranger(&self, kind: EventType, payload: &serde_json::Value) -> NewEvent {
         let payload = Payload::Json(json::encode(payload));
         NewEvent { id: EventId((self.fresh)()), key: client(9), kind, payload, from_client: false }
     }
 
-    fn subagent(&mut self, turn: &mut Turn, kind: EventType, dispatch: &str, id: SubagentId) {
-        let payload = serde_json::json!({"dispatch": dispatch, "subagent_id": id});
-        let event = self.stranger(kind, &payload);
-        let event = committed(self.next_number(), None, event);
-        turn.apply(&event);
-        self.log.push(event);
-    }
-
     fn stops(&mut self, action: &Action) -> bool {
-        let (append, tool) = (self.appends - 1, matches!(action, Action::Mcp(_)));
+        let (append, tool) = (self.appends - 1, matches!(action, Action::Mcp(_) | Action::Sandbox(..)));
         let stops = match self.plan.stops {
             Stops::Never => false,
             Stops::Harmless => !tool,
@@ -351,7 +321,6 @@ impl<'a> Fixture<'a> {
     fn fold(&self) -> Turn {
         let start = if self.plan.newest { requests::start(&self.log) } else { 0 };
         let mut turn = Turn::new(requests::usage(&self.log[..start]));
-        self.log[..start].iter().for_each(|event| turn.apply_earlier(event));
         for event in &self.log[start..] {
             let mut event = event.clone();
             if matches!(event.event.payload, Payload::Request(_)) {
@@ -402,6 +371,17 @@ impl<'a> Fixture<'a> {
                 let outcome = self.script.mcp.get(self.cursor.mcp).copied().unwrap_or(crate::script::Mcp::Works(0));
                 self.cursor.mcp += 1;
                 turn.mcp_answered(&ctx, peers::mcp_reply(outcome));
+            }
+            Action::Sandbox(one, command) => {
+                let asked = self.log.iter().rev().find(|e| e.event.kind == EventType::SandboxRequest).expect("logged");
+                let asked = Fields::payload(asked);
+                assert_eq!((asked.str("tool"), asked.str("command")), (one.name, command));
+                let outcome = self.script.mcp.get(self.cursor.mcp).copied().unwrap_or(crate::script::Mcp::Works(0));
+                self.cursor.mcp += 1;
+                turn.sandbox_answered(&ctx, peers::sandbox_reply(outcome));
+            }
+            Action::SubagentStatus(asked) => {
+                turn.status_read(&ctx, subagent::status(asked.as_deref(), Vec::new()).map(|(text, _)| text));
             }
             Action::Launch(id, launch) => {
                 let starts = self.script.launches.get(self.cursor.launches).copied().unwrap_or(true);

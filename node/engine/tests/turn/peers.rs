@@ -2,12 +2,14 @@
 //! would change are in all of it: number texts, escapes, spaces, key order.
 
 use crate::script::{Answer, Block, Mcp};
+use engine::event::payload::CommandOutput;
+use engine::ids::SandboxId;
 use engine::json::{self, Raw};
 use engine::provider::{Entry, Wire};
 use engine::round::{Dispatch, ToolUse};
 use engine::toolbox::{McpTool, Toolbox};
 use engine::tools::Declarations;
-use engine::turn::{McpReply, Reply};
+use engine::turn::{McpReply, Reply, SandboxReply};
 use std::fmt::Write;
 
 /// Blocks and strings of clients' messages.
@@ -72,7 +74,7 @@ pub(crate) fn toolbox(variant: usize) -> Toolbox {
         description: None,
         input_schema: schema.clone(),
     });
-    Toolbox::new(declared, &mcp)
+    Toolbox::new(declared, &mcp, 0)
 }
 
 /// The names of those tools, as a model must be offered them.
@@ -195,6 +197,21 @@ pub(crate) fn mcp_reply(outcome: Mcp) -> McpReply {
             content: raw(r#"[{"type":"text","text":"no such file"}]"#),
         },
         Mcp::Fails => McpReply::Failed("the server went away".into()),
+    }
+}
+
+/// What came of a command in the session's sandbox, where an MCP tool would have answered so.
+pub(crate) fn sandbox_reply(outcome: Mcp) -> SandboxReply {
+    let sandbox = SandboxId([8; 16]);
+    let ran = |stdout: &str, stderr: &str, exit_code| {
+        let (stdout, stderr) = (stdout.to_owned(), stderr.to_owned());
+        SandboxReply::Ran(sandbox, CommandOutput { stdout, stderr, exit_code })
+    };
+    match outcome {
+        Mcp::Works(0) => SandboxReply::NotRunning,
+        Mcp::Works(i) => ran(CONTENTS[i], "", 0),
+        Mcp::SaysError => ran("some \0", "no such \"file\"\n", 2),
+        Mcp::Fails => SandboxReply::Failed(sandbox, "it took longer than 60 s".into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What becomes of sessions, sandboxes and subagents.
 
 use super::nullable;
-use crate::ids::{KeyId, SubagentId};
+use crate::ids::{KeyId, SandboxId, SubagentId};
 use crate::json::Raw;
 use crate::provider::Wire;
 use serde::{Deserialize, Serialize};
@@ -138,11 +138,12 @@ pub enum Dispatched {
 /// An image of `session.sandbox.available`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Image {
-    /// Why the image cannot be started.
-    pub detail: String,
-    /// The name of the image.
+    /// Why it cannot be started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// The image.
     pub name: String,
-    /// `error`, as long as there is no driver.
+    /// `pending`, `available` or `error`.
     pub status: String,
 }
 
@@ -161,6 +162,35 @@ pub struct SandboxStart {
     /// The image that is started.
     pub image: String,
 }
+
+/// `session.sandbox.running` of a sandbox at the server.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RemoteSandboxRunning {
+    /// Always `remote`.
+    pub dispatch: Dispatched,
+    /// Its image.
+    pub image: String,
+    /// Its id.
+    pub sandbox_id: SandboxId,
+}
+
+/// `session.sandbox.stop`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RemoteSandboxStop {
+    /// Always `remote`.
+    pub dispatch: Dispatched,
+    /// Its image.
+    pub image: String,
+    /// `explicit` or `session_close`.
+    pub reason: String,
+    /// Its id.
+    pub sandbox_id: SandboxId,
+}
+
+/// `session.sandbox.stopped` of a sandbox at the server: as [`RemoteSandboxStop`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RemoteSandboxStopped(pub RemoteSandboxStop);
 
 /// `session.sandbox.running`, as a client reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -195,10 +225,13 @@ pub struct SandboxError {
     pub dispatch: Dispatched,
     /// Null for an unsandboxed run.
     pub image: Option<String>,
-    /// What failed. The member is only in the server's own events.
+    /// Only of the server's own: what failed, `start`, `stop` or `exec`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Whether the client runs tools on its own host. The member is left out if not.
+    /// Only of the server's own: its id, if it had started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_id: Option<SandboxId>,
+    /// Shown only where the client runs tools on its own host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unsandboxed: bool,
 }
@@ -214,15 +247,37 @@ pub struct SandboxRequest {
     pub command: Option<String>,
 }
 
-/// `sandbox.response` of a tool use that no sandbox ran.
+/// `sandbox.response`: `error` or `result`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxResponse {
-    /// Why no sandbox ran the tool.
-    pub error: String,
-    /// Whether the tool succeeded.
+    /// Why the command was not run to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Whether the command ended with exit code 0.
     pub ok: bool,
+    /// What came of the command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<CommandOutput>,
     /// The sandbox, if there was one.
-    pub sandbox_id: Option<String>,
+    pub sandbox_id: Option<SandboxId>,
+}
+
+/// What a command in a sandbox wrote, and how it ended.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct CommandOutput {
+    /// As far as it is kept.
+    pub stdout: String,
+    /// As far as it is kept.
+    pub stderr: String,
+    /// The process's exit code.
+    pub exit_code: i64,
+}
+
+/// Without the output, which belongs to the user.
+impl std::fmt::Debug for CommandOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CommandOutput").field("exit_code", &self.exit_code).finish_non_exhaustive()
+    }
 }
 
 /// `session.subagent.start`.
@@ -240,16 +295,10 @@ pub struct SubagentStart {
     pub subagent_id: String,
 }
 
-/// The remote subagent that a stored `session.subagent.*` event is about; none for one that runs at a client and is
-/// only reported.
+/// The subagent that a stored `session.subagent.start` is about; none for one that runs at a client and is only reported.
 pub fn remote_subagent(stored: &str) -> Option<SubagentId> {
-    #[derive(Deserialize)]
-    struct Lifecycle {
-        dispatch: Dispatched,
-        subagent_id: String,
-    }
-    let event: Lifecycle = serde_json::from_str(stored).ok()?;
-    if event.dispatch == Dispatched::Remote { event.subagent_id.parse().ok() } else { None }
+    let start: SubagentStart = serde_json::from_str(stored).ok()?;
+    if start.dispatch == Dispatched::Remote { start.subagent_id.parse().ok() } else { None }
 }
 
 /// `session.subagent.running`: the same members as [`SubagentStart`].

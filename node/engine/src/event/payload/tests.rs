@@ -1,7 +1,7 @@
 //! Every payload serializes to the text that the database holds since the first version, and that text reads back.
 
 use super::*;
-use crate::ids::{EventId, KeyId};
+use crate::ids::{EventId, KeyId, SandboxId};
 use crate::json::{Raw, built, encode};
 use crate::message::Role;
 use crate::provider::{Usage, Wire};
@@ -134,8 +134,14 @@ fn tools() {
         r#"{"tool":"run","input":{},"command":null}"#,
     );
     stored(
-        &SandboxResponse { error: "none".into(), ok: false, sandbox_id: None },
+        &SandboxResponse { error: Some("none".into()), ok: false, result: None, sandbox_id: None },
         r#"{"error":"none","ok":false,"sandbox_id":null}"#,
+    );
+    let sandbox = SandboxId([1; 16]);
+    let result = Some(CommandOutput { stdout: "a".into(), stderr: String::new(), exit_code: 3 });
+    stored(
+        &SandboxResponse { error: None, ok: false, result, sandbox_id: Some(sandbox) },
+        &format!(r#"{{"ok":false,"result":{{"stdout":"a","stderr":"","exit_code":3}},"sandbox_id":"{sandbox}"}}"#),
     );
 }
 
@@ -223,13 +229,23 @@ fn sessions() {
 #[test]
 fn sandboxes() {
     stored(
-        &SandboxAvailable { images: vec![Image { detail: "no".into(), name: "a:1".into(), status: "error".into() }] },
+        &SandboxAvailable {
+            images: vec![Image { detail: Some("no".into()), name: "a:1".into(), status: "error".into() }],
+        },
         r#"{"images":[{"detail":"no","name":"a:1","status":"error"}]}"#,
     );
     stored(
         &SandboxStart { dispatch: Dispatched::Remote, image: "a:1".into() },
         r#"{"dispatch":"remote","image":"a:1"}"#,
     );
+    let id = SandboxId([2; 16]);
+    let remote = RemoteSandboxRunning { dispatch: Dispatched::Remote, image: "a:1".into(), sandbox_id: id };
+    stored(&remote, &format!(r#"{{"dispatch":"remote","image":"a:1","sandbox_id":"{id}"}}"#));
+    let (image, reason) = ("a:1".into(), "explicit".into());
+    let stop = RemoteSandboxStop { dispatch: Dispatched::Remote, image, reason, sandbox_id: id };
+    let text = format!(r#"{{"dispatch":"remote","image":"a:1","reason":"explicit","sandbox_id":"{id}"}}"#);
+    stored(&stop, &text);
+    stored(&RemoteSandboxStopped(stop), &text);
     let running = SandboxRunning {
         container_id: None,
         detail: None,
@@ -246,6 +262,7 @@ fn sandboxes() {
         dispatch: Dispatched::Local,
         image: None,
         phase: None,
+        sandbox_id: None,
         unsandboxed: true,
     };
     stored(&local, r#"{"container_id":null,"detail":"d","dispatch":"local","image":null,"unsandboxed":true}"#);
@@ -258,6 +275,8 @@ fn sandboxes() {
         ..local
     };
     stored(&remote, r#"{"detail":"d","dispatch":"remote","image":"a:1","phase":"start"}"#);
+    let text = format!(r#"{{"detail":"d","dispatch":"remote","image":"a:1","phase":"exec","sandbox_id":"{id}"}}"#);
+    stored(&SandboxError { phase: Some("exec".into()), sandbox_id: Some(id), ..remote }, &text);
 }
 
 #[test]
