@@ -14,6 +14,7 @@ use coordinator::accounts::Accounts;
 use coordinator::cluster::Cluster;
 use coordinator::log::Log;
 use engine::ids::{KeyId, SessionId};
+use sandbox::Sandboxes;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,8 @@ pub(crate) struct App {
     pub providers: Arc<Providers>,
     /// Connections to MCP servers.
     pub mcp: Mcp,
+    /// Where sandboxes and subagents run, if a driver is configured.
+    pub sandboxes: Option<Sandboxes>,
     /// Tasks that must end before the database is closed.
     pub tasks: TaskTracker,
     /// Cancelled when the node starts nothing new any more; what runs goes on.
@@ -68,7 +71,13 @@ impl App {
     ///
     /// # Errors
     /// When an HTTP client cannot be made, because TLS cannot be set up.
-    pub(crate) fn new(config: Config, db: Db, log: Log, cluster: Cluster) -> anyhow::Result<App> {
+    pub(crate) fn new(
+        config: Config,
+        db: Db,
+        log: Log,
+        cluster: Cluster,
+        sandboxes: Option<Sandboxes>,
+    ) -> anyhow::Result<App> {
         let environment = Arc::clone(&config.environment);
         let inherited = mcp::INHERITED.iter().filter_map(|name| Some(((*name).into(), environment.get(name)?.into())));
         let settings = mcp::Settings {
@@ -84,6 +93,7 @@ impl App {
             cluster,
             providers: Arc::new(Providers::new(&config).context("the HTTP client for providers cannot be made")?),
             mcp: Mcp::new(settings, Arc::new(resolver)).context("the HTTP client for MCP cannot be made")?,
+            sandboxes,
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             halt: CancellationToken::new(),

@@ -10,6 +10,7 @@
 mod file;
 mod placeholder;
 mod registry;
+mod sandbox;
 mod source;
 mod telemetry;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod tests;
 
 pub(crate) use placeholder::resolve;
 pub(crate) use registry::{Provider, default_base_url};
+pub(crate) use sandbox::{Sandbox, SandboxDriver};
 pub(crate) use source::{Environment, Flags, ProcessEnvironment};
 pub(crate) use telemetry::Telemetry;
 
@@ -134,8 +136,9 @@ pub(crate) struct Config {
     pub(crate) stream_keepalive: Option<Duration>,
     /// `BAE_FORWARD_CLIENT_EVENTS`: whether subscriptions show the clients' own events unless they ask otherwise. Default 0.
     pub(crate) forward_client_events: bool,
+    /// Where sandboxes and subagents run.
+    pub(crate) sandbox: Sandbox,
     /// `BAE_SUBAGENT_TIMEOUT`: seconds that a subagent may run. Default 600.
-    #[cfg_attr(not(test), expect(dead_code, reason = "accepted and checked; subagents have no timeout yet"))]
     pub(crate) subagent_timeout: Duration,
     /// `BAE_MAX_SUBAGENTS_PER_SESSION`: subagents that run in one session at once. Default 8.
     pub(crate) max_subagents_per_session: u32,
@@ -160,7 +163,7 @@ impl fmt::Debug for Config {
 }
 
 /// The keys of `[server]`. `BAE_ADMIN_KEY` is not among them, so that the admin key stays out of the file.
-const SETTINGS: [&str; 25] = [
+const SETTINGS: [&str; 32] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
@@ -182,6 +185,13 @@ const SETTINGS: [&str; 25] = [
     "stream_keepalive",
     "forward_client_events",
     "sandbox_driver",
+    "sandbox_memory",
+    "sandbox_cpu",
+    "sandbox_pids",
+    "sandbox_max_age",
+    "sandbox_network",
+    "sandbox_exec_timeout",
+    "sandbox_output_cap",
     "subagent_timeout",
     "max_subagents_per_session",
     "mcp_idle",
@@ -215,7 +225,6 @@ impl Config {
         }
         let settings = Settings { flags, environment: environment.as_ref(), file: &table };
         let database = database(&settings)?;
-        check_sandbox_driver(&settings)?;
         let beside = match &database {
             Database::Sqlite(path) => path.with_file_name("admin.key"),
             Database::Postgres(_) => PathBuf::from("admin.key"),
@@ -240,6 +249,7 @@ impl Config {
             max_body: settings.count("max_body", 32 << 20)? as usize,
             stream_keepalive: Some(settings.seconds_or_zero("stream_keepalive", 0)?).filter(|time| !time.is_zero()),
             forward_client_events: settings.switch("forward_client_events")?,
+            sandbox: Sandbox::build(&settings, environment.as_ref())?,
             subagent_timeout: settings.seconds("subagent_timeout", 600)?,
             max_subagents_per_session: settings.count("max_subagents_per_session", 8)?,
             mcp_idle: settings.seconds("mcp_idle", 1800)?,
@@ -338,18 +348,6 @@ fn redis(settings: &Settings<'_>, database: &Database) -> Result<Option<coordina
         prefix: settings.text("redis_prefix").unwrap_or_else(|| "bae:".to_owned()),
         lease: settings.seconds("lease", 10)?,
     }))
-}
-
-/// Refuses the sandbox drivers of the API: this version has none, and a server that ignored the setting would seem to have one.
-fn check_sandbox_driver(settings: &Settings<'_>) -> Result<(), Usage> {
-    let Some(value) = settings.value("sandbox_driver") else { return Ok(()) };
-    match value.text.trim() {
-        "none" => Ok(()),
-        driver @ ("docker" | "kubernetes") => {
-            Err(value.refuse(format!("is {driver}, which this version does not have yet; set it to none")))
-        }
-        other => Err(value.refuse(format!("must be docker, kubernetes or none, not \"{other}\""))),
-    }
 }
 
 fn filter(settings: &Settings<'_>, name: &'static str) -> Result<String, Usage> {

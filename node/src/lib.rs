@@ -14,5 +14,6 @@ mod lifecycle;
 mod logging;
 mod mcp;
 mod provider;
+mod sandboxes;
 mod secret;
 mod session;

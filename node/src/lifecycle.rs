@@ -6,6 +6,7 @@
 
 use crate::app::App;
 use crate::config::Config;
+use crate::sandboxes;
 use crate::session;
 use axum::Router;
 use axum::serve::ListenerExt;
@@ -44,7 +45,7 @@ struct Work {
 }
 
 /// Makes the state of a node. It is coordinated through Redis if the configuration names one, else it is alone.
-fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
+async fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
     let limit = config.max_queued_calls as usize;
     let (log, cluster, work) = match &config.redis {
         None => {
@@ -60,7 +61,8 @@ fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
             (log, Cluster::Redis(redis), Work { leases, signals: Some(signals), membership: Some(tasks) })
         }
     };
-    Ok((Arc::new(App::new(config, db, log, cluster)?), work))
+    let sandboxes = sandboxes::driver(&config, &log).await?;
+    Ok((Arc::new(App::new(config, db, log, cluster, sandboxes)?), work))
 }
 
 /// Serves until `stop`, then drains: nothing new is started, running turns may take `BAE_SHUTDOWN_TIMEOUT` to end, and those
@@ -69,7 +71,7 @@ fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
 /// # Errors
 /// When a port cannot be served.
 pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) -> anyhow::Result<()> {
-    let (app, work) = assemble(config, db)?;
+    let (app, work) = assemble(config, db).await?;
     let background = TaskTracker::new();
     background.spawn(session::serve_all(Arc::clone(&app), work.leases));
     if let Some(signals) = work.signals {
@@ -80,6 +82,7 @@ pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: Cancellation
         background.spawn(membership.run(left.clone()));
     }
     background.spawn(session::sweep::sweep(Arc::clone(&app)));
+    background.spawn(sandboxes::reconcile::run(Arc::clone(&app)));
     let (auth, stopped) = (app.auth.clone(), app.stop.clone());
     background.spawn(async move { auth.write_uses(stopped).await });
     background.close();

@@ -9,7 +9,6 @@ pub(crate) mod close;
 mod drive;
 mod owned;
 mod owner;
-pub(crate) mod refusal;
 pub(crate) mod revocation;
 pub(crate) mod sweep;
 

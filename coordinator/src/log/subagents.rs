@@ -134,6 +134,7 @@ const ADD: Sql = sql!(
     now,
     ") ON CONFLICT (id) DO NOTHING"
 );
+const KEEP_BUSY: Sql = sql!("UPDATE subagents SET busy_until = ", now, " + $2 WHERE id = $1");
 const RUNS: Sql = sql!("UPDATE subagents SET state = 'running' WHERE id = $1 AND state = 'starting'");
 const NOT_LAUNCHED: Sql = sql!("DELETE FROM subagents WHERE id = $1 AND state = 'starting'");
 const END: Sql = sql!(
@@ -196,6 +197,23 @@ impl Log {
                             .execute()
                             .await
                             .map(drop)
+                    })
+                },
+                |()| (),
+            )
+            .await
+    }
+
+    /// Says that this node is still launching the subagent, for [`BUSY`](super::BUSY) from now on.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn keep_subagent_busy(&self, id: SubagentId) -> Result<(), Error> {
+        self.db
+            .write_one(
+                move |c| {
+                    Box::pin(async move {
+                        c.query(&KEEP_BUSY).bind(id.0.as_slice()).bind(BUSY_MS).execute().await.map(drop)
                     })
                 },
                 |()| (),

@@ -155,6 +155,22 @@ impl RpcError {
         Self::new(SANDBOX_NOT_RUNNING, format!("sandbox_not_running: {detail}"))
     }
 
+    /// `-32000`: the session has a sandbox already.
+    pub fn sandbox_already_running() -> Self {
+        let detail = "a remote sandbox is already running for this session; call session.stopRemoteSandbox first";
+        Self::new(FAILED, detail)
+    }
+
+    /// `-32000`: the driver did not remove the sandbox.
+    pub fn sandbox_stop_failed(detail: impl std::fmt::Display) -> Self {
+        Self::new(FAILED, format!("sandbox stop failed: {detail}"))
+    }
+
+    /// `-32000`: a command was not run to its end.
+    pub fn sandbox_exec_failed(detail: impl std::fmt::Display) -> Self {
+        Self::new(FAILED, format!("sandbox exec failed: {detail}"))
+    }
+
     /// `-32014`: the session tracks no remote subagent of the given id.
     pub fn subagent_not_found() -> Self {
         Self::new(SUBAGENT_NOT_FOUND, "subagent_not_found: this session tracks no remote subagent of that id")

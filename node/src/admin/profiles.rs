@@ -5,6 +5,7 @@ use crate::app::App;
 use crate::http::pagination::{Items, Page};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
+use crate::sandboxes;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -103,6 +104,7 @@ pub(super) async fn create(
     let fields = sent(&headers, body).await?;
     let made = app.accounts().create_profile(fields).await.map_err(refused)?;
     tracing::info!(profile.id = %made.id, "profile made");
+    sandboxes::images::provision(&app, &made.fields.available_sandboxes).await?;
     let answer = Made { id: made.id, name: made.fields.name, created_at: made.created_at.rfc3339() };
     Ok((StatusCode::CREATED, Json(answer)))
 }
@@ -129,6 +131,7 @@ pub(super) async fn replace(
     let fields = sent(&headers, body).await?;
     let profile = app.accounts().replace_profile(id, fields).await.map_err(refused)?;
     tracing::info!(profile.id = %id, "profile replaced");
+    sandboxes::images::provision(&app, &profile.fields.available_sandboxes).await?;
     Ok(Json(ProfileView::new(profile)))
 }
 

@@ -5,9 +5,10 @@ use crate::app::App;
 use crate::config::{Provider, Telemetry};
 use crate::http::problem::Problem;
 use crate::mcp::{ServerConfig, Transport};
-use crate::session::refusal::NO_SANDBOX_DRIVER;
+use crate::sandboxes;
 use axum::Json;
 use axum::extract::State;
+use engine::event::payload;
 use engine::ids::ProfileId;
 use engine::provider::Wire;
 use secrecy::SecretString;
@@ -102,8 +103,9 @@ pub(super) struct Images {
 #[derive(Serialize)]
 struct Image {
     name: String,
-    status: &'static str,
-    detail: &'static str,
+    status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
 }
 
 fn masked(secrets: &BTreeMap<String, SecretString>) -> BTreeMap<String, &'static str> {
@@ -195,7 +197,7 @@ pub(super) async fn config(State(app): State<Arc<App>>) -> Json<Whole> {
     })
 }
 
-/// The images of every profile that has some, in the order of the profiles' ids. None is available without a sandbox driver.
+/// The images of every profile that has some, in the order of the profiles' ids.
 pub(super) async fn sandbox_status(State(app): State<Arc<App>>) -> Result<Json<All<Images>>, Problem> {
     let accounts = app.accounts();
     let (mut items, mut after) = (Vec::new(), None);
@@ -205,9 +207,10 @@ pub(super) async fn sandbox_status(State(app): State<Arc<App>>) -> Result<Json<A
             let mut names = profile.fields.available_sandboxes;
             names.sort();
             names.dedup();
-            let image = |name| Image { name, status: "error", detail: NO_SANDBOX_DRIVER };
             if !names.is_empty() {
-                items.push(Images { profile_id: profile.id, images: names.into_iter().map(image).collect() });
+                let statuses = sandboxes::images::statuses(&app, names).await?;
+                let image = |payload::Image { name, status, detail }| Image { name, status, detail };
+                items.push(Images { profile_id: profile.id, images: statuses.into_iter().map(image).collect() });
             }
         }
         if next.is_none() {

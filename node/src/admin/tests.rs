@@ -68,7 +68,7 @@ impl Port {
         key::prepare(&config, &accounts).await.unwrap();
         let log = Log::new(db.clone(), Arc::new(Feeds::default()));
         let (local, _) = Local::new(1);
-        let app = Arc::new(App::new(config, db, log, Cluster::Local(local)).unwrap());
+        let app = Arc::new(App::new(config, db, log, Cluster::Local(local), None).unwrap());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let router = router(app.clone());

@@ -1,9 +1,9 @@
 //! `session.registerDriver` and `session.updateClientTools`: the clients that drive a session, and the tools they offer.
 
 use super::caller::{Answer, Caller, failed};
-use crate::session::refusal::NO_SANDBOX_DRIVER;
+use crate::sandboxes;
 use coordinator::log::Side;
-use engine::event::payload::{DriverRegister, Image, SandboxAvailable};
+use engine::event::payload::{DriverRegister, SandboxAvailable};
 use engine::json::Raw;
 use engine::params;
 use engine::rpc::{Method, RpcError};
@@ -17,9 +17,7 @@ pub(super) async fn register(caller: &Caller, params: &Raw) -> Answer {
     let mut events = vec![caller.event(&DriverRegister {})];
     let images = caller.record().await?.available_sandboxes;
     if !images.is_empty() {
-        // Without a driver no image can ever be started (docs/api.md 9.1).
-        let image = |name| Image { detail: NO_SANDBOX_DRIVER.to_owned(), name, status: "error".to_owned() };
-        let images = images.into_iter().map(image).collect();
+        let images = sandboxes::images::statuses(&caller.app, images).await.map_err(|error| failed(&error))?;
         events.push(caller.event(&SandboxAvailable { images }));
     }
     caller.append(events, Side::Register).await?;

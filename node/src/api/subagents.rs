@@ -2,13 +2,15 @@
 //!
 //! The events belong to no turn: they may be appended while one runs, and do not affect it.
 
-use super::caller::{Answer, Caller};
+use super::caller::{Answer, Caller, failed as failed_call};
+use crate::sandboxes::subagents::{self, Cancelled};
 use engine::event::payload::{
     Dispatched, SubagentCancelled, SubagentCompleted, SubagentFailed, SubagentRunning, SubagentStart,
 };
 use engine::json::Raw;
 use engine::params::{self, LocalSubagent, LocalSubagentState};
 use engine::rpc::{Method, RpcError};
+use serde_json::json;
 
 pub(super) async fn report_local(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::ReportLocalSubagent)?;
@@ -54,6 +56,12 @@ fn failed(report: LocalSubagent) -> SubagentFailed {
 
 pub(super) async fn cancel(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::CancelSubagent)?;
-    params::cancel_subagent(params)?;
-    Err(RpcError::subagent_not_found())
+    let Some(id) = params::cancel_subagent(params)? else { return Err(RpcError::subagent_not_found()) };
+    let cancelled = subagents::cancel(&caller.app, caller.session, caller.key, id).await;
+    let was_running = match cancelled.map_err(|error| failed_call(&error))? {
+        Cancelled::Running => true,
+        Cancelled::Ended => false,
+        Cancelled::Unknown => return Err(RpcError::subagent_not_found()),
+    };
+    Ok(json!({"cancelled": true, "subagent_id": id, "was_running": was_running}).to_string())
 }

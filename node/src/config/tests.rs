@@ -73,6 +73,26 @@ fn databases() {
 }
 
 #[test]
+fn sandboxes() {
+    let sandbox = built(&[], &[], "").unwrap().sandbox;
+    assert_eq!(sandbox.driver, SandboxDriver::None);
+    assert_eq!((sandbox.exec_timeout.as_secs(), sandbox.output_cap), (120, 1 << 20));
+    assert_eq!((sandbox.limits.memory, sandbox.limits.milli_cpus, sandbox.limits.pids), (1 << 30, 1000, 512));
+    assert_eq!((sandbox.limits.max_age.as_secs(), sandbox.limits.network), (86_400, ::sandbox::Network::Off));
+    let docker = ("BAE_SANDBOX_DRIVER", "docker");
+    let host = |host: &str| SandboxDriver::Docker { host: host.to_owned() };
+    let set = [docker, ("BAE_SANDBOX_CPU", "0.25"), ("BAE_SANDBOX_NETWORK", "on"), ("BAE_SANDBOX_PIDS", "9")];
+    let sandbox = built(&[], &set, "").unwrap().sandbox;
+    assert_eq!(sandbox.driver, host("unix:///var/run/docker.sock"));
+    assert_eq!((sandbox.limits.milli_cpus, sandbox.limits.pids), (250, 9));
+    assert_eq!(sandbox.limits.network, ::sandbox::Network::On);
+    let elsewhere = built(&[], &[docker, ("DOCKER_HOST", "tcp://h:2375")], "").unwrap().sandbox;
+    assert_eq!(elsewhere.driver, host("tcp://h:2375"));
+    let wrong = refused(&[docker, ("DOCKER_HOST", "h:2375")], "");
+    assert_eq!(wrong, "DOCKER_HOST must be unix://PATH or tcp://HOST:PORT");
+}
+
+#[test]
 fn clusters() {
     let database = ("BAE_DATABASE_URL", "postgres://h/bae");
     let config = built(&[], &[database, ("BAE_REDIS_URL", " rediss://h ")], "").unwrap();
@@ -121,9 +141,12 @@ fn wrong_settings() {
         ("BAE_REDIS_URL", "http://h", "BAE_REDIS_URL must be redis://, rediss://, sentinel:// or sentinels://"),
         (
             "BAE_SANDBOX_DRIVER",
-            "docker",
-            "BAE_SANDBOX_DRIVER is docker, which this version does not have yet; set it to none",
+            "kubernetes",
+            "BAE_SANDBOX_DRIVER is kubernetes, which this version does not have yet; set it to docker or none",
         ),
+        ("BAE_SANDBOX_MEMORY", "1g", "BAE_SANDBOX_MEMORY must be a number of bytes from 6291456 on, not \"1g\""),
+        ("BAE_SANDBOX_CPU", "0", "BAE_SANDBOX_CPU must be a number of cores, like 0.5, not \"0\""),
+        ("BAE_SANDBOX_NETWORK", "yes", "BAE_SANDBOX_NETWORK must be on or off, not \"yes\""),
         ("BAE_SANDBOX_DRIVER", "x", "BAE_SANDBOX_DRIVER must be docker, kubernetes or none, not \"x\""),
         (
             "BAE_ADMIN_KEY",

@@ -5,6 +5,7 @@
 //! if need be.
 
 use crate::app::App;
+use crate::sandboxes;
 use coordinator::Error;
 use coordinator::log::State;
 use engine::ids::{EventId, KeyId, SessionId};
@@ -52,6 +53,14 @@ async fn stop_and_close(app: &App, session: SessionId) -> Result<(), Error> {
     };
     if tokio::time::timeout(CLOSE_TIMEOUT, stopped).await.is_err() {
         tracing::warn!(%session, "what ran in a session did not stop in time; it is closed all the same");
+    }
+    let ended = async {
+        sandboxes::lifecycle::close(app, session).await?;
+        sandboxes::subagents::close(app, session).await
+    };
+    match tokio::time::timeout(CLOSE_TIMEOUT, ended).await {
+        Ok(ended) => ended?,
+        Err(_) => tracing::warn!(%session, "the sandboxes of a session did not end in time; they are removed later"),
     }
     app.log.finish_close(session, EventId(coordinator::fresh_id())).await
 }

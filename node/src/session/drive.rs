@@ -4,18 +4,18 @@
 //! Nothing is done before the events that announce it are committed. The session's owner calls [`Owner::drive`].
 
 use super::owned::{KnownPause, Owner, context};
-use super::refusal::NO_SANDBOX_DRIVER;
+use crate::sandboxes::{self, command::Ran};
 use coordinator::Error;
 use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
 use coordinator::log::{Append, CallRow};
 use engine::event::{Event, EventNumber};
 use engine::gate::{End, GateAfter, GateFound};
-use engine::ids::CallId;
+use engine::ids::{CallId, KeyId, SubagentId};
 use engine::request::Request;
 use engine::round::ToolUse;
 use engine::rpc::RpcError;
-use engine::turn::{Action, Context, McpReply, Step};
+use engine::turn::{Action, Context, McpReply, SandboxReply, Step};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -63,6 +63,15 @@ impl CallTrace {
     }
 }
 
+/// What the next append tells of subagents.
+#[derive(Default)]
+struct Told {
+    /// This one runs.
+    running: Option<SubagentId>,
+    /// The model has seen the end of these.
+    ended: Vec<SubagentId>,
+}
+
 /// What stopped an append.
 enum Stopped {
     /// See [`Ended`].
@@ -78,6 +87,7 @@ impl Owner {
             Some(Open { call, gate, first }) => (Some((call, gate)), first),
             None => (None, None),
         };
+        let mut told = Told::default();
         loop {
             let step = first.take().unwrap_or_else(|| self.turn.next(&ctx));
             let Step { events, store, action } = step;
@@ -91,7 +101,12 @@ impl Owner {
                     chain: self.turn.chain().cloned(),
                     end: match &action {
                         Action::End(end) => Some(end.clone()),
-                        Action::Continue | Action::Ask(_) | Action::Mcp(_) | Action::Launch(..) => None,
+                        Action::Continue
+                        | Action::Ask(_)
+                        | Action::Mcp(_)
+                        | Action::Sandbox(..)
+                        | Action::SubagentStatus(_)
+                        | Action::Launch(..) => None,
                     },
                 };
                 match self.append(append, opening.as_ref(), store).await {
@@ -99,6 +114,7 @@ impl Owner {
                         if let Some(first) = committed.first() {
                             self.turn.committed(first.number);
                         }
+                        self.note(std::mem::take(&mut told)).await;
                         if let Action::End(end) = action {
                             return self.ended(call, &committed, end).await;
                         }
@@ -117,7 +133,7 @@ impl Owner {
                     },
                 }
             }
-            let external = matches!(action, Action::Ask(_) | Action::Mcp(_) | Action::Launch(..));
+            let external = matches!(action, Action::Ask(_) | Action::Mcp(_) | Action::Sandbox(..) | Action::Launch(..));
             if external && !self.lease.may_act(self.epoch).await {
                 tracing::warn!(session = %self.session, "the lease has run out; another node goes on");
                 return Ended::Stop;
@@ -141,12 +157,74 @@ impl Owner {
                     self.turn.mcp_answered(&ctx, reply);
                     self.renew(&mut ctx).await;
                 }
+                Action::Sandbox(tool_use, command) => {
+                    let app = Arc::clone(&self.app);
+                    let run = Box::pin(sandboxes::command::run(&app, self.session, command));
+                    let run = run.instrument(trace.tool_call(&tool_use));
+                    let Some(ran) = self.unless_stopped(call, run).await else {
+                        return Ended::Stop;
+                    };
+                    let reply = match ran {
+                        Ok(Ran::Output(sandbox, output)) => SandboxReply::Ran(sandbox.id, output),
+                        Ok(Ran::NotRunning) => SandboxReply::NotRunning,
+                        Ok(Ran::Failed(sandbox, detail)) => SandboxReply::Failed(sandbox.id, detail),
+                        Err(error) => {
+                            tracing::error!(session = %self.session, error = %error, "a sandbox could not be looked up");
+                            return self.retry_later().await;
+                        }
+                    };
+                    self.turn.sandbox_answered(&ctx, reply);
+                    self.renew(&mut ctx).await;
+                }
+                Action::SubagentStatus(asked) => {
+                    match sandboxes::subagents::read_status(&self.app, self.session, asked.as_deref()).await {
+                        Ok((status, ended)) => {
+                            told.ended = ended;
+                            self.turn.status_read(&ctx, status);
+                        }
+                        Err(error) => {
+                            tracing::error!(session = %self.session, error = %error, "subagents could not be looked up");
+                            return self.retry_later().await;
+                        }
+                    }
+                    self.renew(&mut ctx).await;
+                }
                 Action::Launch(id, launch) => {
-                    self.turn.launched(&ctx, id, &launch, Err(NO_SANDBOX_DRIVER.to_owned()));
+                    let (app, session) = (Arc::clone(&self.app), self.session);
+                    let key = self.turn.acting().unwrap_or(KeyId([0; 16]));
+                    let launching = Box::pin(sandboxes::subagents::launch(&app, session, key, id, &launch));
+                    let Some(started) = self.unless_stopped(call, launching).await else {
+                        return Ended::Stop;
+                    };
+                    told.running = started.is_ok().then_some(id);
+                    self.turn.launched(&ctx, id, &launch, started);
                     self.renew(&mut ctx).await;
                 }
             }
         }
+    }
+
+    /// Notes in the database what the log has just told of subagents. If this fails, or the node is lost before it, the
+    /// reconciler notes that a subagent runs, and an end is reported once more.
+    async fn note(&self, told: Told) {
+        let noted = async {
+            if let Some(id) = told.running {
+                self.app.log.subagent_runs(id).await?;
+            }
+            for id in told.ended {
+                self.app.log.forget_subagent(id).await?;
+            }
+            Ok::<(), Error>(())
+        };
+        if let Err(error) = noted.await {
+            tracing::warn!(session = %self.session, error = %error, "what the log says of a subagent could not be noted");
+        }
+    }
+
+    /// Leaves the turn to be carried on from the log, after a pause.
+    async fn retry_later(&self) -> Ended {
+        tokio::time::sleep(APPEND_RETRY).await;
+        Ended::Reload
     }
 
     /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on.
@@ -259,6 +337,23 @@ impl Owner {
         self.lease.tell(call, progress).await;
     }
 
+    /// The session has failed, so its sandboxes end. What cannot be removed now is found by the reconciler.
+    fn discard_sandboxes(&self) {
+        if self.app.sandboxes.is_none() {
+            return;
+        }
+        let (app, session) = (Arc::clone(&self.app), self.session);
+        self.app.tasks.spawn(async move {
+            let discarded = async {
+                sandboxes::lifecycle::discard(&app, session).await?;
+                sandboxes::subagents::discard(&app, session).await
+            };
+            if let Err(error) = discarded.await {
+                tracing::warn!(%session, error = %error, "the sandboxes of a failed session are removed later");
+            }
+        });
+    }
+
     async fn ended(&mut self, call: CallId, committed: &[Arc<Event>], end: End) -> Ended {
         let last = match committed.last() {
             Some(event) => event.number,
@@ -267,6 +362,7 @@ impl Owner {
         self.lease.tell(call, Progress::Ended(last, end.outcome)).await;
         if end.gate == GateAfter::Failed {
             self.lease.refuse_all(&RpcError::not_open("error")).await;
+            self.discard_sandboxes();
             return Ended::Stop;
         }
         let pause = self.turn.paused().and_then(|owner| end.gate.pause(owner));

@@ -64,11 +64,12 @@ pub(super) fn context(app: &App, record: Record) -> Context<'static> {
     Context {
         fallbacks: fallbacks.collect(),
         primary: primary.ok_or_else(|| format!("the primary provider '{}' is not configured", record.primary)),
-        tools: Toolbox::new(record.declarations, &record.mcp_tools),
+        tools: Toolbox::new(record.declarations, &record.mcp_tools, record.tracked_subagents),
         available_sandboxes: record.available_sandboxes,
         compaction: record.compaction,
         pause_timeout: app.config.turn_timeout,
         max_rounds: app.config.max_turn_iterations,
+        running_subagents: record.running_subagents,
         max_subagents: app.config.max_subagents_per_session as usize,
         fresh: &coordinator::fresh_id,
     }

@@ -70,11 +70,11 @@ fn no_more_subagents_are_launched_than_may_run() {
         assert_eq!(seen, [true, true, false, false], "{stops:?}");
     }
     let one = Script { ops: vec![op(By::Owner, What::Plain(0))], ..script };
-    run(&one, WHOLE, |world| {
-        let start = world.log.iter().position(|e| e.event.kind == EventType::SubagentStart).expect("launched");
+    run(&one, WHOLE, |fixture| {
+        let start = fixture.log.iter().position(|e| e.event.kind == EventType::SubagentStart).expect("launched");
         let mut turn = Turn::default();
-        world.log[..=start].iter().for_each(|event| turn.apply(event));
-        let full = Context { running_subagents: 8, ..world.context() };
+        fixture.log[..=start].iter().for_each(|event| turn.apply(event));
+        let full = Context { running_subagents: 8, ..fixture.context() };
         turn.recover(&full, 1);
         assert!(matches!(turn.next(&full).action, Action::Launch(..)));
     });
@@ -84,12 +84,12 @@ fn no_more_subagents_are_launched_than_may_run() {
 #[test]
 fn a_sandbox_act_is_never_carried_on() {
     let script = script(vec![op(By::Owner, What::Plain(0))], vec![uses("run", 2)]);
-    run(&script, WHOLE, |world| {
-        let request = world.log.iter().position(|e| e.event.kind == EventType::SandboxRequest).expect("sent");
+    run(&script, WHOLE, |fixture| {
+        let request = fixture.log.iter().position(|e| e.event.kind == EventType::SandboxRequest).expect("sent");
         let mut turn = Turn::default();
-        world.log[..=request].iter().for_each(|event| turn.apply(event));
-        turn.recover(&world.context(), 1);
-        let step = turn.next(&world.context());
+        fixture.log[..=request].iter().for_each(|event| turn.apply(event));
+        turn.recover(&fixture.context(), 1);
+        let step = turn.next(&fixture.context());
         let kinds: Vec<EventType> = step.events.iter().map(|event| event.kind).collect();
         assert_eq!(kinds[..2], [EventType::SandboxResponse, EventType::ToolResult]);
         assert!(step.events[1].payload.text().contains("sandbox error: the outcome of this call is unknown"));

@@ -1,0 +1,68 @@
+//! Running a command in the session's sandbox: for `session.execRemoteSandbox` and for a turn's sandbox tools.
+
+use super::lifecycle::{error, lost, running};
+use crate::app::App;
+use coordinator::Error;
+use coordinator::log::{Sandbox, Side};
+use engine::event::payload::CommandOutput;
+use engine::ids::SessionId;
+use sandbox::{Captured, Command};
+use std::sync::Arc;
+
+/// What came of a command.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// It ran to its end.
+    Output(Sandbox, CommandOutput),
+    /// No sandbox runs.
+    NotRunning,
+    /// It did not run to its end; why.
+    Failed(Sandbox, String),
+}
+
+/// Runs a command with the configured bounds. It is ended when the caller stops waiting. A sandbox that turns out to be gone is
+/// forgotten, and the log says why, so that another one can be started.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: String) -> Result<Ran, Error> {
+    let Some(driver) = &app.sandboxes else { return Ok(Ran::NotRunning) };
+    let Some(sandbox) = running(app, session).await? else { return Ok(Ran::NotRunning) };
+    let (timeout, output_cap) = (app.config.sandbox.exec_timeout, app.config.sandbox.output_cap);
+    let command = Command { script, timeout, output_cap };
+    Ok(match driver.exec(&sandbox.id.to_string(), &command).await {
+        Ok(output) => {
+            let exit_code = output.exit_code;
+            let output = CommandOutput { stdout: text(output.stdout), stderr: text(output.stderr), exit_code };
+            Ran::Output(sandbox, output)
+        }
+        Err(gone @ sandbox::Error::Gone(_)) => {
+            let detail = gone.to_string();
+            lost(app, driver, &sandbox, &detail).await?;
+            Ran::Failed(sandbox, detail)
+        }
+        Err(failure) => Ran::Failed(sandbox, failure.to_string()),
+    })
+}
+
+/// Tells in the log that a command, which is no part of a turn, did not run to its end. A sandbox that is gone has its event
+/// already.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn log_failure(app: &App, sandbox: &Sandbox, detail: &str) -> Result<(), Error> {
+    if running(app, sandbox.session).await?.is_some_and(|found| found.id == sandbox.id) {
+        let events = vec![error(sandbox, "exec", detail)];
+        app.log.append_free(sandbox.session, sandbox.key, events, Side::Nothing).await?;
+    }
+    Ok(())
+}
+
+/// The text of a stream, and at its end how much of it is missing.
+fn text(captured: Captured) -> String {
+    let Captured { mut text, dropped } = captured;
+    if dropped > 0 {
+        text.push_str(&format!("\n[{dropped} more bytes were cut off]\n"));
+    }
+    text
+}

@@ -1,0 +1,69 @@
+//! Whether the images of profiles can be started (docs/api.md 9.1): found out in the background, kept in the database.
+
+use super::{NO_DRIVER, keep_busy};
+use crate::app::App;
+use coordinator::Error;
+use coordinator::log::{ImageState, ImageStatus};
+use engine::event::payload::Image;
+use sandbox::Sandboxes;
+use std::sync::Arc;
+
+/// Has it found out whether these images can be started: by this node, at once, or by another one if this node is lost.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn provision(app: &Arc<App>, names: &[String]) -> Result<(), Error> {
+    let Some(driver) = app.sandboxes.clone() else { return Ok(()) };
+    if names.is_empty() {
+        return Ok(());
+    }
+    app.log.mark_images_pending(names).await?;
+    let app = Arc::clone(app);
+    app.clone().tasks.spawn(async move { provision_pending(&app, &driver).await });
+    Ok(())
+}
+
+/// Provisions images that are pending and that no node works on, one after the other, until there is none or the node stops.
+pub(super) async fn provision_pending(app: &App, driver: &Sandboxes) {
+    while !app.stop.is_cancelled() {
+        let name = match app.log.claim_image().await {
+            Ok(Some(name)) => name,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(error = %error, "images could not be looked for");
+                return;
+            }
+        };
+        let provisioned = keep_busy(|| app.log.keep_image_busy(&name), driver.provision(&name)).await;
+        let status = match provisioned {
+            Ok(()) => ImageStatus { state: ImageState::Available, detail: None },
+            Err(error) => {
+                tracing::warn!(image = name, error = %error, "an image of a profile cannot be started");
+                ImageStatus { state: ImageState::Error, detail: Some(error.to_string()) }
+            }
+        };
+        if let Err(error) = app.log.note_image(&name, status).await {
+            tracing::warn!(error = %error, "the status of an image could not be noted; it is found out again");
+        }
+    }
+}
+
+/// What is known of these images, in their order.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn statuses(app: &App, names: Vec<String>) -> Result<Vec<Image>, Error> {
+    let known = match app.sandboxes {
+        Some(_) => app.log.image_statuses(&names).await?,
+        None => Default::default(),
+    };
+    let status = |name: String| {
+        let (state, detail) = match (&app.sandboxes, known.get(&name)) {
+            (None, _) => (ImageState::Error, Some(NO_DRIVER.to_owned())),
+            (Some(_), Some(status)) => (status.state, status.detail.clone()),
+            (Some(_), None) => (ImageState::Pending, None),
+        };
+        Image { detail, name, status: state.as_str().to_owned() }
+    };
+    Ok(names.into_iter().map(status).collect())
+}

@@ -1,0 +1,154 @@
+//! The reconciler: it brings the database and the container runtime together again after whatever was lost.
+//!
+//! One node of the cluster does it at a time; all it does is checked by the database, so that two at once do no harm. It carries
+//! on what a lost node left in the middle, notes sandboxes and subagents that have ended, and removes containers that no row
+//! names. A row is written before its container is made, so a container that was listed, and is then named by no row, belongs to
+//! nobody; still it is removed only when it was found so twice, some time apart.
+
+use super::lifecycle::{NotStarted, NotStopped, discard, finish_start, finish_stop, lost, remove};
+use super::{images, subagents};
+use crate::app::App;
+use coordinator::Error;
+use coordinator::log::{Sandbox, SandboxState, Subagent, SubagentState};
+use sandbox::{Command, Found, Sandboxes};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// About how often it looks.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// How long a node that has the duty may be silent before another one takes it.
+const DUTY: Duration = Duration::from_secs(10);
+/// How long a container has to be without a row before it is removed.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Reconciles until the node stops.
+pub(crate) async fn run(app: Arc<App>) {
+    let Some(driver) = app.sandboxes.clone() else { return };
+    let mut orphans = HashMap::new();
+    loop {
+        let pause = tokio::time::sleep(INTERVAL);
+        if app.stop.run_until_cancelled(pause).await.is_none() {
+            return;
+        }
+        match app.log.take_duty("sandboxes", app.cluster.node(), DUTY).await {
+            Ok(true) => {}
+            Ok(false) => {
+                orphans.clear();
+                continue;
+            }
+            Err(error) => {
+                tracing::debug!(error = %error, "the duty of reconciling sandboxes could not be asked for");
+                continue;
+            }
+        }
+        let round = async {
+            images::provision_pending(&app, &driver).await;
+            carry_on(&app, &driver).await?;
+            compare(&app, &driver, &mut orphans).await
+        };
+        if let Some(Err(error)) = app.stop.run_until_cancelled(round).await {
+            tracing::warn!(error = %error, "sandboxes could not be reconciled; it is tried again");
+        }
+    }
+}
+
+/// Finishes what lost nodes have begun, and clears up after sessions that have ended.
+async fn carry_on(app: &Arc<App>, driver: &Sandboxes) -> Result<(), Error> {
+    for sandbox in app.log.unattended_sandboxes().await? {
+        if !app.log.claim_sandbox(sandbox.id).await? {
+            continue;
+        }
+        tracing::info!(sandbox = %sandbox.id, state = ?sandbox.state, "a sandbox that was left is carried on");
+        match sandbox.state {
+            SandboxState::Starting => match finish_start(app, driver, &sandbox).await {
+                Ok(_) | Err(NotStarted::Failed(_) | NotStarted::AlreadyRunning) => {}
+                Err(NotStarted::Database(Error::NotOpen(_))) => {}
+                Err(NotStarted::Database(error)) => return Err(error),
+            },
+            SandboxState::Stopping => match finish_stop(app, driver, &sandbox).await {
+                Ok(()) | Err(NotStopped::Failed(_) | NotStopped::NotRunning) => {}
+                Err(NotStopped::Database(error)) => return Err(error),
+            },
+            SandboxState::Running => discard(app, sandbox.session).await?,
+        }
+    }
+    for session in app.log.ended_sessions_with_subagents().await? {
+        subagents::discard(app, session).await?;
+    }
+    Ok(())
+}
+
+/// Compares what the database names with what exists.
+async fn compare(app: &Arc<App>, driver: &Sandboxes, orphans: &mut HashMap<String, Instant>) -> Result<(), Error> {
+    let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
+    let found = match driver.list().await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(error = %error, "sandboxes could not be listed");
+            return Ok(());
+        }
+    };
+    let running: HashSet<&str> = found.iter().filter(|found| found.running).map(|found| found.id.as_str()).collect();
+    for sandbox in &sandboxes {
+        if sandbox.state == SandboxState::Running && !running.contains(sandbox.id.to_string().as_str()) {
+            vanished(app, driver, sandbox).await?;
+        }
+    }
+    for subagent in &live {
+        if !running.contains(subagent.launched.id.to_string().as_str()) {
+            ended(app, driver, subagent).await?;
+        }
+    }
+    remove_orphans(app, driver, &found, orphans).await
+}
+
+/// A sandbox that was running does not seem to: the driver is asked once more, and why.
+async fn vanished(app: &App, driver: &Sandboxes, sandbox: &Sandbox) -> Result<(), Error> {
+    let nothing = Command { script: ":".to_owned(), timeout: app.config.sandbox.exec_timeout, output_cap: 0 };
+    match driver.exec(&sandbox.id.to_string(), &nothing).await {
+        Err(gone @ sandbox::Error::Gone(_)) => lost(app, driver, sandbox, &gone.to_string()).await,
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// A subagent that has a row does not run: it has ended, or it is being launched.
+async fn ended(app: &App, driver: &Sandboxes, subagent: &Subagent) -> Result<(), Error> {
+    let launched = &subagent.launched;
+    match subagent.end.state {
+        SubagentState::Running => subagents::collect(app, driver, subagent).await,
+        // The node that launched it was lost after the log said that it runs. If the log does not say so, the turn's next owner
+        // launches it again.
+        _ if !subagent.busy && app.log.says_that_it_runs(launched.session, launched.id).await? => {
+            app.log.subagent_runs(launched.id).await
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes the containers that no row names.
+async fn remove_orphans(
+    app: &App,
+    driver: &Sandboxes,
+    found: &[Found],
+    orphans: &mut HashMap<String, Instant>,
+) -> Result<(), Error> {
+    // Read after the list, because a row is older than its container.
+    let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
+    let named: HashSet<String> = sandboxes
+        .iter()
+        .map(|sandbox| sandbox.id.to_string())
+        .chain(live.iter().map(|subagent| subagent.launched.id.to_string()))
+        .collect();
+    let unnamed: Vec<&Found> = found.iter().filter(|found| !named.contains(&found.id)).collect();
+    orphans.retain(|id, _| unnamed.iter().any(|found| found.id == *id));
+    for found in unnamed {
+        let since = *orphans.entry(found.id.clone()).or_insert_with(Instant::now);
+        if since.elapsed() >= GRACE {
+            tracing::info!(id = found.id, session = found.session, "a container that belongs to no session is removed");
+            remove(driver, &found.id).await;
+        }
+    }
+    Ok(())
+}

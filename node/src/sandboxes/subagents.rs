@@ -1,0 +1,265 @@
+//! Remote subagents: launching one for a turn, seeing it end, cancelling it, and telling the model (docs/api.md 8).
+
+use super::lifecycle::{event, remove};
+use super::{NO_DRIVER, keep_busy};
+use crate::app::App;
+use coordinator::Error;
+use coordinator::log::{NewSubagent, Subagent, SubagentEnd, SubagentState};
+use engine::event::NewEvent;
+use engine::event::payload::{Dispatched, SubagentCancelled, SubagentCompleted, SubagentFailed};
+use engine::ids::{KeyId, SessionId, SubagentId};
+use engine::subagent::{Launch, Report, status};
+use sandbox::{End, Ended, Progress, Sandboxes, Spec, SubagentSpec};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Bytes of each output stream that are kept (docs/api.md 8.5).
+const OUTPUT_CAP: usize = 65_536;
+/// How long a cancellation waits for a launch to be complete.
+const LAUNCHING: Duration = Duration::from_secs(10);
+/// The pause between two looks at it.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Starts the subagent whose start a turn has logged. Starting it again, on another node too, is the same start. The error is
+/// the detail for the log and the model.
+pub(crate) async fn launch(
+    app: &App,
+    session: SessionId,
+    key: KeyId,
+    id: SubagentId,
+    launch: &Launch,
+) -> Result<(), String> {
+    let Some(driver) = &app.sandboxes else { return Err(NO_DRIVER.to_owned()) };
+    let database = |error: Error| {
+        tracing::error!(subagent = %id, error = %error, "a subagent could not be noted");
+        "the database is not available".to_owned()
+    };
+    let profile = app.log.record(session, key).await.map_err(database)?.profile;
+    let new = NewSubagent { id, session, key, harness: launch.harness.clone(), model: launch.model.clone() };
+    app.log.add_subagent(new).await.map_err(database)?;
+    let container = Spec {
+        id: id.to_string(),
+        image: launch.image.clone(),
+        session: session.to_string(),
+        profile: profile.to_string(),
+    };
+    let spec = SubagentSpec {
+        container,
+        command: launch.rendered.command.clone(),
+        prompt: launch.rendered.stdin.clone().unwrap_or_default().into_bytes(),
+        timeout: launch.timeout_secs.map_or(app.config.subagent_timeout, Duration::from_secs),
+        output_cap: OUTPUT_CAP,
+    };
+    let launched = keep_busy(|| app.log.keep_subagent_busy(id), async {
+        driver.provision(&launch.image).await?;
+        driver.launch(&spec).await
+    });
+    if let Err(failure) = launched.await {
+        // What may have been made is removed first, so that nothing runs that the log says has failed.
+        remove(driver, id).await;
+        app.log.subagent_not_launched(id).await.map_err(database)?;
+        return Err(failure.to_string());
+    }
+    Ok(())
+}
+
+/// What the status tool answers, and the subagents whose end it tells: they are to be forgotten once the answer is committed.
+/// The inner error is the text of an error result.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn read_status(
+    app: &App,
+    session: SessionId,
+    asked: Option<&str>,
+) -> Result<(Result<String, String>, Vec<SubagentId>), Error> {
+    let tracked = app.log.subagents_of(session).await?;
+    let reports = tracked.into_iter().map(|Subagent { launched, end, .. }| Report {
+        subagent_id: launched.id,
+        harness: launched.harness,
+        model: launched.model,
+        status: if end.state.is_live() { SubagentState::Running.as_str() } else { end.state.as_str() },
+        exit_code: end.exit_code,
+        stdout: end.stdout,
+        stderr: end.stderr,
+        truncated: end.truncated,
+        reason: end.reason,
+        detail: end.detail,
+    });
+    Ok(match status(asked, reports.collect()) {
+        Ok((text, shown)) => {
+            let ended = shown.iter().filter(|report| report.status != SubagentState::Running.as_str());
+            (Ok(text), ended.map(|report| report.subagent_id).collect())
+        }
+        Err(text) => (Err(text), Vec::new()),
+    })
+}
+
+/// What a cancellation found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cancelled {
+    /// It ran, and was ended.
+    Running,
+    /// It had ended already.
+    Ended,
+    /// The session tracks no such subagent.
+    Unknown,
+}
+
+/// Cancels a subagent of the session for a client. When this returns its container is gone.
+///
+/// # Errors
+/// The database's; `Unavailable` while its launch does not come to an end.
+pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: SubagentId) -> Result<Cancelled, Error> {
+    let Some(driver) = &app.sandboxes else { return Ok(Cancelled::Unknown) };
+    let deadline = Instant::now() + LAUNCHING;
+    loop {
+        let tracked = app.log.subagents_of(session).await?;
+        let Some(found) = tracked.into_iter().find(|tracked| tracked.launched.id == id) else {
+            return Ok(Cancelled::Unknown);
+        };
+        match found.end.state {
+            SubagentState::Running => {
+                let ended = end_cancelled(app, &found, by, "explicit").await?;
+                remove(driver, found.launched.id).await;
+                return Ok(ended);
+            }
+            // Its turn logs in a moment that it runs, or that it does not; the order of the events has to be right.
+            SubagentState::Starting if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
+            SubagentState::Starting => return Err(Error::CoordinationUnavailable("the launch hangs".to_owned())),
+            SubagentState::Completed | SubagentState::Failed | SubagentState::TimedOut | SubagentState::Cancelled => {
+                return Ok(Cancelled::Ended);
+            }
+        }
+    }
+}
+
+/// Ends the subagents of a session that is being closed, as its log tells it, and forgets them.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
+    let Some(driver) = &app.sandboxes else { return Ok(()) };
+    for tracked in app.log.subagents_of(session).await? {
+        if tracked.end.state == SubagentState::Starting {
+            app.log.subagent_runs(tracked.launched.id).await?;
+        }
+        if tracked.end.state.is_live() {
+            end_cancelled(app, &tracked, tracked.launched.key, "session_close").await?;
+        }
+        remove(driver, tracked.launched.id).await;
+    }
+    app.log.forget_subagents_of(session).await
+}
+
+/// Ends and forgets the subagents of a session that has failed or is closed: its log takes no more events.
+///
+/// # Errors
+/// The database's.
+pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> {
+    let Some(driver) = &app.sandboxes else { return Ok(()) };
+    let tracked = app.log.subagents_of(session).await?;
+    app.log.forget_subagents_of(session).await?;
+    for tracked in tracked {
+        remove(driver, tracked.launched.id).await;
+    }
+    Ok(())
+}
+
+async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> Result<Cancelled, Error> {
+    let end = SubagentEnd {
+        state: SubagentState::Cancelled,
+        exit_code: None,
+        stdout: String::new(),
+        stderr: String::new(),
+        truncated: false,
+        reason: Some(reason.to_owned()),
+        detail: None,
+    };
+    let NewSubagent { id, session, .. } = found.launched;
+    let told = event(by, &SubagentCancelled(failed(&found.launched, &end)));
+    match app.log.end_subagent(session, id, end, told).await {
+        Ok(()) => Ok(Cancelled::Running),
+        Err(Error::PreconditionFailed) => Ok(Cancelled::Ended),
+        Err(error) => Err(error),
+    }
+}
+
+/// Notes the end of a running subagent, if it has ended, and removes its container.
+///
+/// # Errors
+/// The database's.
+pub(super) async fn collect(app: &App, driver: &Sandboxes, running: &Subagent) -> Result<(), Error> {
+    let NewSubagent { id, session, .. } = running.launched;
+    let end = match driver.collect(&id.to_string(), OUTPUT_CAP).await {
+        Ok(Progress::Running | Progress::NotStarted) => return Ok(()),
+        Ok(Progress::Ended(ended)) => ended_as(ended),
+        Err(sandbox::Error::Gone(detail)) => died(detail),
+        Err(error) => {
+            tracing::warn!(subagent = %id, error = %error, "a subagent could not be looked at");
+            return Ok(());
+        }
+    };
+    let told = told(&running.launched, &end);
+    match app.log.end_subagent(session, id, end, told).await {
+        Ok(()) | Err(Error::PreconditionFailed | Error::NotOpen(_)) => {}
+        Err(error) => return Err(error),
+    }
+    remove(driver, id).await;
+    Ok(())
+}
+
+fn ended_as(Ended { end, stdout, stderr }: Ended) -> SubagentEnd {
+    let truncated = stdout.dropped > 0 || stderr.dropped > 0;
+    let (state, exit_code, reason, detail) = match end {
+        End::Exited(0, detail) => (SubagentState::Completed, Some(0), None, detail),
+        End::Exited(code, detail) => (SubagentState::Failed, Some(code), Some("nonzero_exit"), detail),
+        End::TimedOut => (SubagentState::TimedOut, None, Some("timeout"), None),
+        End::Died(detail) => (SubagentState::Failed, None, Some("nonzero_exit"), Some(detail)),
+    };
+    let reason = reason.map(str::to_owned);
+    SubagentEnd { state, exit_code, stdout: stdout.text, stderr: stderr.text, truncated, reason, detail }
+}
+
+/// Its container was removed by somebody else.
+fn died(detail: String) -> SubagentEnd {
+    SubagentEnd {
+        state: SubagentState::Failed,
+        exit_code: None,
+        stdout: String::new(),
+        stderr: String::new(),
+        truncated: false,
+        reason: Some("nonzero_exit".to_owned()),
+        detail: Some(detail),
+    }
+}
+
+/// The event of an end that nobody asked for.
+fn told(launched: &NewSubagent, end: &SubagentEnd) -> NewEvent {
+    match (end.state, end.exit_code) {
+        (SubagentState::Completed, Some(exit_code)) => event(
+            launched.key,
+            &SubagentCompleted {
+                detail: end.detail.clone(),
+                dispatch: Dispatched::Remote,
+                exit_code,
+                harness: launched.harness.clone(),
+                model: launched.model.clone(),
+                subagent_id: launched.id.to_string(),
+            },
+        ),
+        _ => event(launched.key, &failed(launched, end)),
+    }
+}
+
+fn failed(launched: &NewSubagent, end: &SubagentEnd) -> SubagentFailed {
+    SubagentFailed {
+        detail: end.detail.clone(),
+        dispatch: Dispatched::Remote,
+        exit_code: end.exit_code,
+        harness: launched.harness.clone(),
+        model: launched.model.clone(),
+        reason: end.reason.clone(),
+        subagent_id: launched.id.to_string(),
+    }
+}
