@@ -166,7 +166,7 @@ pub struct Found {
     pub running: bool,
 }
 
-/// The drivers.
+/// The drivers. Their futures are large, because HTTP clients' are, so each is put on the heap.
 #[derive(Debug, Clone)]
 pub enum Sandboxes {
     /// Containers of a Docker daemon.
@@ -180,7 +180,7 @@ impl Sandboxes {
     /// `Refused` with the registry's reason; `Unavailable`.
     pub async fn provision(&self, image: &str) -> Result<(), Error> {
         match self {
-            Self::Docker(docker) => docker.provision(image).await,
+            Self::Docker(docker) => Box::pin(docker.provision(image)).await,
         }
     }
 
@@ -191,7 +191,7 @@ impl Sandboxes {
     /// `Refused` with the reason, and nothing is left; `Unavailable`, and it may have been started.
     pub async fn start(&self, spec: &Spec) -> Result<(), Error> {
         match self {
-            Self::Docker(docker) => docker.start(spec).await,
+            Self::Docker(docker) => Box::pin(docker.start(spec)).await,
         }
     }
 
@@ -205,7 +205,7 @@ impl Sandboxes {
     /// `Gone` when the sandbox does not run (any more), `TimedOut`, `Refused` where the command cannot be run, `Unavailable`.
     pub async fn exec(&self, id: &str, command: &Command) -> Result<Output, Error> {
         match self {
-            Self::Docker(docker) => docker.exec(id, command).await,
+            Self::Docker(docker) => Box::pin(docker.exec(id, command)).await,
         }
     }
 
@@ -216,7 +216,7 @@ impl Sandboxes {
     /// `Refused` with the reason, and nothing is left; `Unavailable`, and it may have been launched.
     pub async fn launch(&self, spec: &SubagentSpec) -> Result<(), Error> {
         match self {
-            Self::Docker(docker) => docker.launch(spec).await,
+            Self::Docker(docker) => Box::pin(docker.launch(spec)).await,
         }
     }
 
@@ -226,7 +226,7 @@ impl Sandboxes {
     /// `Gone` when there is no such subagent, `Unavailable`.
     pub async fn collect(&self, id: &str, output_cap: usize) -> Result<Progress, Error> {
         match self {
-            Self::Docker(docker) => docker.collect(id, output_cap).await,
+            Self::Docker(docker) => Box::pin(docker.collect(id, output_cap)).await,
         }
     }
 
@@ -237,7 +237,7 @@ impl Sandboxes {
     /// `Refused`, `Unavailable`.
     pub async fn stop(&self, id: &str) -> Result<(), Error> {
         match self {
-            Self::Docker(docker) => docker.stop(id).await,
+            Self::Docker(docker) => Box::pin(docker.stop(id)).await,
         }
     }
 
@@ -247,7 +247,7 @@ impl Sandboxes {
     /// `Unavailable`.
     pub async fn list(&self) -> Result<Vec<Found>, Error> {
         match self {
-            Self::Docker(docker) => docker.list().await,
+            Self::Docker(docker) => Box::pin(docker.list()).await,
         }
     }
 }
