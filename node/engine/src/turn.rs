@@ -81,8 +81,9 @@ pub enum Action {
     Ask(Arc<Request>),
     /// Call this MCP tool, then [`Turn::mcp_answered`].
     Mcp(ToolUse),
-    /// Run this command in the session's sandbox for that tool use, then [`Turn::sandbox_answered`].
-    Sandbox(ToolUse, String),
+    /// Run this command in the session's sandbox for that tool use, then [`Turn::sandbox_answered`]. Without a command it has
+    /// failed where a sandbox runs.
+    Sandbox(ToolUse, Option<String>),
     /// Read the status of this subagent, or of all, then [`Turn::status_read`].
     SubagentStatus(Option<String>),
     /// Start this subagent, then [`Turn::launched`].

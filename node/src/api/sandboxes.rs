@@ -51,7 +51,7 @@ pub(super) async fn stop(caller: &Caller, params: &Raw) -> Answer {
 pub(super) async fn exec(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::ExecRemoteSandbox)?;
     let script = params::exec_remote_sandbox(params)?;
-    match command::run(&caller.app, caller.session, script).await.map_err(|error| failed(&error))? {
+    match command::run(&caller.app, caller.session, Some(script)).await.map_err(|error| failed(&error))? {
         Ran::Output(_, output) => Ok(engine::json::encode(&output).get().to_owned()),
         Ran::NotRunning => Err(RpcError::sandbox_not_running()),
         Ran::Failed(sandbox, detail) => {

@@ -20,14 +20,17 @@ pub(crate) enum Ran {
     Failed(Sandbox, String),
 }
 
-/// Runs a command with the configured bounds. It is ended when the caller stops waiting. A sandbox that turns out to be gone is
+/// Runs a command with the configured bounds; none was given where a tool's input has none. It is ended when the caller stops waiting. A sandbox that turns out to be gone is
 /// forgotten, and the log says why, so that another one can be started.
 ///
 /// # Errors
 /// The database's.
-pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: String) -> Result<Ran, Error> {
+pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<String>) -> Result<Ran, Error> {
     let Some(driver) = &app.sandboxes else { return Ok(Ran::NotRunning) };
     let Some(sandbox) = running(app, session).await? else { return Ok(Ran::NotRunning) };
+    let Some(script) = script else {
+        return Ok(Ran::Failed(sandbox, "the tool's input needs a string `command`".to_owned()));
+    };
     let (timeout, output_cap) = (app.config.sandbox.exec_timeout, app.config.sandbox.output_cap);
     let command = Command { script, timeout, output_cap };
     Ok(match driver.exec(&sandbox.id.to_string(), &command).await {

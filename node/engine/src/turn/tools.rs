@@ -72,7 +72,7 @@ impl Turn {
         let id = match running {
             Running::Mcp => return Some(Action::Mcp(tool_use)),
             Running::Sandbox => {
-                let command = command(&tool_use)?;
+                let command = command(&tool_use);
                 return Some(Action::Sandbox(tool_use, command));
             }
             Running::Subagent(id) => id,
@@ -111,10 +111,7 @@ impl Turn {
         let command = command(&tool_use);
         let (tool, input) = (tool_use.name.clone(), tool_use.input.clone());
         self.log(ctx, key, &SandboxRequest { tool, input, command: command.clone() });
-        if command.is_none() {
-            self.sandbox_failed(ctx, key, &tool_use, None, "the input needs a non-blank string `command`");
-        }
-        command.map(|command| Action::Sandbox(tool_use, command))
+        Some(Action::Sandbox(tool_use, command))
     }
 
     /// What came of the command.
@@ -258,7 +255,7 @@ impl Turn {
 /// The command of a sandbox tool's use, if it has one.
 fn command(tool_use: &ToolUse) -> Option<String> {
     let input = Object::parse(&tool_use.input)?;
-    input.str("command").filter(|command| !command.trim().is_empty()).map(|command| command.into_owned())
+    input.str("command").map(|command| command.into_owned())
 }
 
 fn lifecycle(id: SubagentId, harness: &str, model: &str) -> SubagentStart {

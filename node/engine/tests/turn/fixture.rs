@@ -375,7 +375,8 @@ impl<'a> Fixture<'a> {
             Action::Sandbox(one, command) => {
                 let asked = self.log.iter().rev().find(|e| e.event.kind == EventType::SandboxRequest).expect("logged");
                 let asked = Fields::payload(asked);
-                assert_eq!((asked.str("tool"), asked.str("command")), (one.name, command));
+                let command = command.map_or_else(|| "null".to_owned(), |command| quoted(&command));
+                assert_eq!((asked.str("tool"), asked.raw("command")), (one.name, command.as_str()));
                 let outcome = self.script.mcp.get(self.cursor.mcp).copied().unwrap_or(crate::script::Mcp::Works(0));
                 self.cursor.mcp += 1;
                 turn.sandbox_answered(&ctx, peers::sandbox_reply(outcome));
