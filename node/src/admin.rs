@@ -8,6 +8,7 @@ pub(crate) mod key;
 mod keys;
 mod profiles;
 mod registries;
+mod sandboxes;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/admin/v1/providers", get(registries::providers))
         .route("/admin/v1/config", get(registries::config))
         .route("/admin/v1/sandbox-status", get(registries::sandbox_status))
+        .route("/admin/v1/sandboxes", get(sandboxes::list))
+        .route("/admin/v1/sandboxes/{id}", delete(sandboxes::stop))
+        .route("/admin/v1/subagents", get(sandboxes::list_subagents))
+        .route("/admin/v1/subagents/{id}", delete(sandboxes::cancel))
         .fallback(async || Problem::no_such_path())
         .method_not_allowed_fallback(async || Problem::no_such_method())
         .layer(from_fn_with_state(app.clone(), authenticate))

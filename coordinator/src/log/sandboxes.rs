@@ -34,7 +34,8 @@ pub enum SandboxState {
 impl SandboxState {
     const ALL: [Self; 3] = [Self::Starting, Self::Running, Self::Stopping];
 
-    fn stored(self) -> &'static str {
+    /// Its stored form, and the word that the admin API shows.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Running => "running",
@@ -44,7 +45,7 @@ impl SandboxState {
 
     fn parse(text: &str) -> Result<Self, Error> {
         let unknown = || Error::Unreadable(format!("unknown sandbox state {text:?}; a newer version wrote it"));
-        Self::ALL.into_iter().find(|state| state.stored() == text).ok_or_else(unknown)
+        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or_else(unknown)
     }
 }
 
@@ -231,7 +232,7 @@ async fn apply(c: &mut Connection, session: SessionId, id: SandboxId, change: Sa
         SandboxChange::Stop { reason } => {
             c.query(&STOP).bind(id.0.as_slice()).bind(reason).bind(BUSY_MS).execute().await?
         }
-        SandboxChange::Gone(from) => c.query(&GONE).bind(id.0.as_slice()).bind(from.stored()).execute().await?,
+        SandboxChange::Gone(from) => c.query(&GONE).bind(id.0.as_slice()).bind(from.as_str()).execute().await?,
     };
     if changed == 0 { Err(Error::PreconditionFailed) } else { Ok(()) }
 }

@@ -40,7 +40,7 @@ pub(super) async fn start(caller: &Caller, params: &Raw) -> Answer {
 pub(super) async fn stop(caller: &Caller, params: &Raw) -> Answer {
     caller.admission().await?.driver(Method::StopRemoteSandbox)?;
     params::none(params)?;
-    match lifecycle::stop(&caller.app, caller.session, caller.key).await {
+    match lifecycle::stop(&caller.app, caller.session, caller.key, None).await {
         Ok(stopped) => Ok(json!({"stopped": true, "image": stopped.image, "sandbox_id": stopped.id}).to_string()),
         Err(NotStopped::NotRunning) => Err(RpcError::sandbox_not_running()),
         Err(NotStopped::Failed(detail)) => Err(RpcError::sandbox_stop_failed(detail)),

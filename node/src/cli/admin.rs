@@ -7,7 +7,7 @@ mod output;
 use super::terminal::{Failure, print};
 use crate::config::Usage;
 use client::{Client, Connection};
-use engine::ids::{KeyId, ProfileId, SessionId};
+use engine::ids::{KeyId, ProfileId, SandboxId, SessionId, SubagentId};
 use output::{Column, field, json_items, list, table};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -45,6 +45,12 @@ enum Command {
     Config,
     /// What became of the images of the profiles
     SandboxStatus,
+    /// The sandboxes of all sessions
+    #[command(subcommand)]
+    Sandbox(Sandbox),
+    /// The running subagents of all sessions
+    #[command(subcommand)]
+    Subagent(Subagent),
 }
 
 #[derive(clap::Subcommand)]
@@ -139,6 +145,28 @@ enum Session {
     },
 }
 
+#[derive(clap::Subcommand)]
+enum Sandbox {
+    /// Show all sandboxes
+    List,
+    /// Stop one: its session may start another
+    Stop {
+        /// Its id
+        id: SandboxId,
+    },
+}
+
+#[derive(clap::Subcommand)]
+enum Subagent {
+    /// Show all running subagents
+    List,
+    /// Cancel one
+    Cancel {
+        /// Its id
+        id: SubagentId,
+    },
+}
+
 const PROFILE: [Column; 8] = [
     Column::new("ID", "id"),
     Column::new("NAME", "name"),
@@ -189,6 +217,19 @@ const IMAGE: [Column; 4] = [
     Column::new("DETAIL", "detail"),
 ];
 
+const SANDBOX: [Column; 4] = [
+    Column::new("ID", "sandbox_id"),
+    Column::new("SESSION", "session_id"),
+    Column::new("IMAGE", "image"),
+    Column::new("STATE", "state"),
+];
+const SUBAGENT: [Column; 4] = [
+    Column::new("ID", "subagent_id"),
+    Column::new("SESSION", "session_id"),
+    Column::new("HARNESS", "harness"),
+    Column::new("MODEL", "model"),
+];
+
 /// What a command prints.
 enum Output {
     /// A list: a table, or with `--json` the list.
@@ -213,6 +254,16 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         Command::Config => Output::Json(client.get("config").await?),
         Command::SandboxStatus if args.json => Output::Json(client.get("sandbox-status").await?),
         Command::SandboxStatus => Output::List(&IMAGE, images(&client).await?),
+        Command::Sandbox(Sandbox::List) => items(&client, &SANDBOX, "sandboxes").await?,
+        Command::Sandbox(Sandbox::Stop { id }) => {
+            client.send("DELETE", &format!("sandboxes/{id}"), None).await?;
+            Output::Message(format!("stopped {id}"))
+        }
+        Command::Subagent(Subagent::List) => items(&client, &SUBAGENT, "subagents").await?,
+        Command::Subagent(Subagent::Cancel { id }) => {
+            client.send("DELETE", &format!("subagents/{id}"), None).await?;
+            Output::Message(format!("cancelled {id}"))
+        }
     };
     print(&match (output, args.json) {
         (Output::List(_, items), true) => json_items(&items),

@@ -98,6 +98,11 @@ impl<T> Items<T> {
     pub(crate) fn new(items: Vec<T>, next: Option<impl Display>) -> Self {
         Self { items, next_cursor: next.map(|cursor| cursor.to_string()) }
     }
+
+    /// A list that is short enough for one page.
+    pub(crate) fn whole(items: Vec<T>) -> Self {
+        Self { items, next_cursor: None }
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::http::problem::Problem;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
-use engine::ids::{KeyId, ProfileId, SessionId};
+use engine::ids::{KeyId, ProfileId, SandboxId, SessionId, SubagentId};
 use std::str::FromStr;
 
 /// Extracts the id from a path that has one parameter.
@@ -31,6 +31,14 @@ impl Named for ProfileId {
 
 impl Named for KeyId {
     const KIND: &'static str = "key";
+}
+
+impl Named for SandboxId {
+    const KIND: &'static str = "sandbox";
+}
+
+impl Named for SubagentId {
+    const KIND: &'static str = "subagent";
 }
 
 impl<S: Send + Sync, T: Named> FromRequestParts<S> for Id<T> {

@@ -169,6 +169,11 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "duplicate_name", "a profile of that name exists")
     }
 
+    /// The container runtime did not remove the sandbox. Its session has none any more, and the server removes it later.
+    pub(crate) fn sandbox_stop_failed(detail: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, "sandbox_stop_failed", detail.to_string())
+    }
+
     /// The profile cannot be deleted while it has active client keys.
     pub(crate) fn profile_in_use() -> Self {
         let detail = "the profile has active client keys; revoke them first";

@@ -126,13 +126,20 @@ pub(super) async fn finish_start(app: &App, driver: &Sandboxes, sandbox: &Sandbo
     }
 }
 
-/// Stops the session's sandbox because a client asks for it. It is removed whether or not the caller waits.
+/// Stops the session's sandbox because a client or an operator asks for it, who may name which one. It is removed whether or not
+/// the caller waits.
 ///
 /// # Errors
 /// See [`NotStopped`].
-pub(crate) async fn stop(app: &Arc<App>, session: SessionId, by: KeyId) -> Result<Sandbox, NotStopped> {
+pub(crate) async fn stop(
+    app: &Arc<App>,
+    session: SessionId,
+    by: KeyId,
+    named: Option<SandboxId>,
+) -> Result<Sandbox, NotStopped> {
     let Some(driver) = app.sandboxes.clone() else { return Err(NotStopped::NotRunning) };
-    let sandbox = running(app, session).await.map_err(NotStopped::Database)?.ok_or(NotStopped::NotRunning)?;
+    let sandbox = running(app, session).await.map_err(NotStopped::Database)?;
+    let sandbox = sandbox.filter(|sandbox| named.is_none_or(|id| id == sandbox.id)).ok_or(NotStopped::NotRunning)?;
     let Some(sandbox) = begin_stop(app, sandbox, Some(by), "explicit").await.map_err(NotStopped::Database)? else {
         return Err(NotStopped::NotRunning);
     };
