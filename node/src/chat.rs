@@ -97,7 +97,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
                 Some(_) => history::Display::Conversation,
                 None => history::Display::Nothing,
             };
-            screen.note("Commands: /help, /events, /compact, /quit. Anything else is a message.");
+            screen.note("Commands: /help, /events, /compact, /sandbox, /quit. Anything else is a message.");
             interactive::run(driver, shown).await
         }
     }

@@ -54,6 +54,15 @@ const MARK: Sql = Sql {
                SELECT DISTINCT value, 'pending', 0 FROM json_array_elements_text($1::json) ORDER BY value \
                ON CONFLICT (name) DO UPDATE SET status = 'pending', detail = NULL, busy_until = 0",
 };
+const MARK_UNKNOWN: Sql = Sql {
+    sqlite: "INSERT INTO images (name, status, busy_until) \
+             SELECT DISTINCT j.value, 'pending', 0 FROM profiles p, json_each(p.available_sandboxes) j \
+             WHERE p.deleted_at IS NULL ON CONFLICT (name) DO NOTHING",
+    postgres: "INSERT INTO images (name, status, busy_until) \
+               SELECT DISTINCT j.value, 'pending', 0 \
+               FROM profiles p, json_array_elements_text(p.available_sandboxes::json) AS j(value) \
+               WHERE p.deleted_at IS NULL ORDER BY j.value ON CONFLICT (name) DO NOTHING",
+};
 const STATUSES: Sql = Sql {
     sqlite: "SELECT name, status, detail FROM images WHERE name IN (SELECT value FROM json_each($1))",
     postgres: "SELECT name, status, detail FROM images WHERE name IN (SELECT value FROM json_array_elements_text($1::json))",
@@ -82,6 +91,15 @@ impl Log {
         self.db
             .write_one(move |c| Box::pin(async move { c.query(&MARK).bind(names).execute().await.map(drop) }), |()| ())
             .await
+    }
+
+    /// Has it found out whether the images of profiles can be started of which nothing is known: those of profiles that were made
+    /// while no sandbox driver was configured. It reads all profiles.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn mark_unknown_images_pending(&self) -> Result<(), Error> {
+        self.db.write_one(|c| Box::pin(async move { c.query(&MARK_UNKNOWN).execute().await.map(drop) }), |()| ()).await
     }
 
     /// What is known of these images. One that was never marked is not in the answer.

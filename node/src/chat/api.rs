@@ -186,7 +186,7 @@ impl Api {
     }
 
     async fn enter(&self, url: &str, tools: &Value) -> Result<Opened, Failure> {
-        let body = json!({"client_version": concat!("baesrv-chat/", env!("CARGO_PKG_VERSION")), "tools": tools});
+        let body = json!({"client_version": concat!("baesrv-chat/", env!("CARGO_PKG_VERSION")), "tools": tools, "sandbox_tools": [super::tools::shell()]});
         let request = self.http.post(url).bearer_auth(self.key.expose_secret()).json(&body);
         document(request).await
     }

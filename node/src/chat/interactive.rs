@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::backoff::Backoff;
@@ -63,6 +64,7 @@ pub(super) async fn run(mut driver: Driver, display: Display) -> anyhow::Result<
                 Ok(())
             }
             ("/events", _) => history::list(&session, &screen).await,
+            ("/sandbox", what) => sandbox(&driver, what.trim()).await,
             ("/compact", prompt) => driver.compact(prompt.trim()).await,
             _ => driver.say(line).await,
         };
@@ -96,10 +98,22 @@ async fn still_waiting(driver: &Driver, calls: &[Call]) -> bool {
     tokio::time::timeout(ANSWER_GRACE, answered).await.is_err()
 }
 
+/// Starts the session's sandbox from an image, or stops it. What comes of it is told by the events of the session.
+async fn sandbox(driver: &Driver, what: &str) -> anyhow::Result<()> {
+    match what {
+        "" => anyhow::bail!("/sandbox needs an image of the profile, or stop"),
+        "stop" => driver.session.request("session.stopRemoteSandbox", json!({})).await?,
+        image => driver.session.request("session.startRemoteSandbox", json!({"image": image})).await?,
+    };
+    Ok(())
+}
+
 fn help(driver: &Driver) {
     let tools = driver.tools.describe();
     for line in [
         "/compact [prompt]  ask the model for a summary, from which the conversation goes on",
+        "/sandbox IMAGE     start the session's sandbox, in which the model's tool `shell` runs",
+        "/sandbox stop      stop it",
         "/events            list the last events of the session's log",
         "/quit              leave; the session stays open and can be joined again",
         "Anything else is sent as a message.",

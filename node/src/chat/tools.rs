@@ -44,6 +44,19 @@ impl Tools {
     }
 }
 
+/// The tool that the server runs in the session's sandbox, while one runs.
+pub(super) fn shell() -> Value {
+    json!({
+        "name": "shell",
+        "description": "Runs a shell command in the session's sandbox and returns its output.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "The command, for /bin/sh."}},
+            "required": ["command"],
+        },
+    })
+}
+
 fn declaration(name: &str) -> Value {
     match name {
         CURRENT_TIME => json!({

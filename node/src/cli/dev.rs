@@ -12,7 +12,10 @@ use super::serve::{allow_open_files, bind, given};
 use super::signals;
 use super::terminal::{Failure, print};
 use crate::admin::key;
-use crate::config::{Config, Environment, Flags, ProcessEnvironment, Provider, Usage, default_base_url};
+use crate::config::{
+    Config, DEFAULT_DOCKER_HOST, Environment, Flags, ProcessEnvironment, Provider, SandboxDriver, Usage,
+    default_base_url,
+};
 use crate::lifecycle;
 use crate::logging;
 use coordinator::Db;
@@ -50,10 +53,18 @@ pub(super) struct Args {
     /// So many nodes behind the ports, over Redis and Postgres: those of BAE_REDIS_URL and BAE_DATABASE_URL, or installed ones
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
+    /// Where sandboxes run: docker or none [BAE_SANDBOX_DRIVER; default docker if a daemon answers at DOCKER_HOST]
+    #[arg(long, value_name = "DRIVER", value_parser = ["docker", "none"])]
+    sandbox: Option<String>,
+    /// An image that the profile allows sandboxes to be started from; may be repeated [default with docker: busybox:1]
+    #[arg(long, value_name = "IMAGE")]
+    image: Vec<String>,
 }
 
 const DATA: &str = ".bae";
 const ADDR: &str = "127.0.0.1:8080";
+/// The image of a sandbox that needs no choice: small, and it has a shell.
+const IMAGE: &str = "busybox:1";
 
 /// The provider names that `dev` itself writes into the profile. A later start replaces these and no others.
 const OWN_PROVIDERS: [&str; 3] = [DEMO, "anthropic", "openai"];
@@ -114,7 +125,12 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     let added = config.provider(&name).is_none().then(|| provider.clone());
     config.providers.extend(added.clone());
     let mcp_servers = config.mcp_servers.iter().map(|server| server.name.clone()).collect();
-    let client_key = account::prepare(&accounts, &args.data.join("client.key"), &name, mcp_servers).await?;
+    let images = match (&config.sandbox.driver, args.image.is_empty()) {
+        (SandboxDriver::Docker { .. }, true) => vec![IMAGE.to_owned()],
+        _ => args.image.clone(),
+    };
+    let client_key =
+        account::prepare(&accounts, &args.data.join("client.key"), &name, mcp_servers, images.clone()).await?;
     // The database closes when its last handle is dropped.
     drop(accounts);
 
@@ -123,6 +139,8 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
         data: &args.data,
         admin_key: &config.admin_key,
         model: vendor.map(|_| model.as_str()),
+        sandbox: &config.sandbox.driver,
+        images: &images,
         client_key: &client_key,
         program,
     }
@@ -158,11 +176,23 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
         ("addr", or(&args.addr, "BAE_ADDR", ADDR)),
         ("admin_addr", or(&args.admin_addr, "BAE_ADMIN_ADDR", "127.0.0.1:8081")),
         ("log", or(&args.log, "BAE_LOG", "warn")),
+        (
+            "sandbox_driver",
+            or(&args.sandbox, "BAE_SANDBOX_DRIVER", if docker_answers(environment) { "docker" } else { "none" }),
+        ),
         ("config", args.config.clone()),
         ("database_url", file("bae.db").map(|path| format!("sqlite:{path}"))),
         ("admin_key_file", file("admin.key")),
     ]);
     Ok(Flags { values, ..Flags::default() })
+}
+
+/// Whether a Docker daemon takes connections where `DOCKER_HOST` says. Only a socket of this machine is tried: one that is named by
+/// its address is chosen with `--sandbox docker`.
+fn docker_answers(environment: &dyn Environment) -> bool {
+    let host = environment.get("DOCKER_HOST").filter(|host| !host.is_empty());
+    let host = host.as_deref().unwrap_or(DEFAULT_DOCKER_HOST);
+    host.strip_prefix("unix://").is_some_and(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
 }
 
 async fn open(config: &Config) -> Result<Db, Failure> {

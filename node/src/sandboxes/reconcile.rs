@@ -27,6 +27,9 @@ const GRACE: Duration = Duration::from_secs(30);
 pub(crate) async fn run(app: Arc<App>) {
     let Some(driver) = app.sandboxes.clone() else { return };
     let mut orphans = HashMap::new();
+    if let Err(error) = app.log.mark_unknown_images_pending().await {
+        tracing::warn!(error = %error, "the images of older profiles stay pending until the next start");
+    }
     loop {
         let pause = tokio::time::sleep(INTERVAL);
         if app.stop.run_until_cancelled(pause).await.is_none() {

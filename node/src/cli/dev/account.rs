@@ -33,8 +33,9 @@ pub(super) async fn prepare(
     file: &Path,
     provider: &str,
     mcp_servers: Vec<String>,
+    images: Vec<String>,
 ) -> Result<SecretString, Failure> {
-    let profile = profile(accounts, provider, mcp_servers).await?;
+    let profile = profile(accounts, provider, mcp_servers, images).await?;
     let refuse =
         |error| Failure::Runtime(format!("cannot use {}: {error}; make it writable or move it", file.display()));
     if let Some(secret) = read_secret(file).map_err(refuse)? {
@@ -51,7 +52,12 @@ pub(super) async fn prepare(
     Ok(secret)
 }
 
-async fn profile(accounts: &Accounts, provider: &str, mcp_servers: Vec<String>) -> Result<ProfileId, Failure> {
+async fn profile(
+    accounts: &Accounts,
+    provider: &str,
+    mcp_servers: Vec<String>,
+    images: Vec<String>,
+) -> Result<ProfileId, Failure> {
     let Some(found) = find(accounts).await? else {
         let fields = ProfileFields {
             name: NAME.to_owned(),
@@ -59,7 +65,7 @@ async fn profile(accounts: &Accounts, provider: &str, mcp_servers: Vec<String>) 
             fallback_providers: Vec::new(),
             mcp_servers,
             allowed_tools: TOOLS.map(str::to_owned).into(),
-            available_sandboxes: Vec::new(),
+            available_sandboxes: images,
         };
         return Ok(accounts.create_profile(fields).await?.id);
     };
@@ -71,6 +77,11 @@ async fn profile(accounts: &Accounts, provider: &str, mcp_servers: Vec<String>) 
     for server in mcp_servers {
         if !fields.mcp_servers.contains(&server) {
             fields.mcp_servers.push(server);
+        }
+    }
+    for image in images {
+        if !fields.available_sandboxes.contains(&image) {
+            fields.available_sandboxes.push(image);
         }
     }
     if fields != found.fields {
@@ -105,13 +116,14 @@ mod tests {
         let file = dir.join("client.key");
         let start = async |provider, mcp: &[&str]| {
             let mcp = mcp.iter().map(|name| (*name).to_owned()).collect();
-            let key = prepare(&accounts, &file, provider, mcp).await.unwrap();
+            let key = prepare(&accounts, &file, provider, mcp, vec!["box:1".into()]).await.unwrap();
             let profiles = accounts.profiles(None, 50).await.unwrap().0;
             let [profile] = &profiles[..] else { panic!("one profile: {profiles:?}") };
             (key.expose_secret().to_owned(), profile.id, profile.fields.clone())
         };
         let (key, id, fields) = start("demo", &[]).await;
         assert!(fields.allowed_tools.contains(&"ask_user".to_owned()));
+        assert_eq!(fields.available_sandboxes, ["box:1"]);
         assert_eq!(start("demo", &[]).await, (key.clone(), id, fields));
 
         let (again, _, fields) = start("openai", &["files"]).await;

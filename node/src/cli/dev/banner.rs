@@ -2,7 +2,7 @@
 
 use super::{ADDR, DATA};
 use crate::cli::terminal::Failure;
-use crate::config::AdminKey;
+use crate::config::{AdminKey, SandboxDriver};
 use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::SocketAddr;
@@ -39,13 +39,16 @@ pub(super) struct Banner<'a> {
     pub(crate) admin_key: &'a AdminKey,
     /// The vendor's model; none for the demo model.
     pub(crate) model: Option<&'a str>,
+    /// Where sandboxes run, and the images that the profile allows.
+    pub(crate) sandbox: &'a SandboxDriver,
+    pub(crate) images: &'a [String],
     pub(crate) client_key: &'a SecretString,
     pub(crate) program: &'a str,
 }
 
 impl Banner<'_> {
     pub(crate) fn text(&self) -> String {
-        let Banner { addresses, data, admin_key, model, client_key, program } = self;
+        let Banner { addresses, data, admin_key, model, sandbox, images, client_key, program } = self;
         let url = format!("http://{}", addresses.client);
         let admin = format!("http://{}", addresses.admin);
         let key = client_key.expose_secret();
@@ -53,6 +56,11 @@ impl Banner<'_> {
         let model = match model {
             Some(model) => (*model).to_owned(),
             None => "demo, built in (set ANTHROPIC_API_KEY or OPENAI_API_KEY for a real one)".to_owned(),
+        };
+        let sandboxes = match (sandbox, images.first()) {
+            (SandboxDriver::None, _) => "none (install Docker, or point DOCKER_HOST at a daemon)".to_owned(),
+            (SandboxDriver::Docker { .. }, None) => "docker (name an image with --image)".to_owned(),
+            (SandboxDriver::Docker { .. }, Some(image)) => format!("docker (in chat: /sandbox {image})"),
         };
         let admin_key = match admin_key {
             AdminKey::Supplied(_) => "BAE_ADMIN_KEY".to_owned(),
@@ -66,7 +74,8 @@ impl Banner<'_> {
          client API  {url}\n  \
          admin API   {admin}  (key in {admin_key})\n  \
          client key  {key}  (also in {data}/client.key)\n  \
-         model       {model}\n\n\
+         model       {model}\n  \
+         sandboxes   {sandboxes}\n\n\
          Talk to it in another terminal:\n\n  {chat}\n\n\
          Or with curl, a session and a turn in one line:\n\n  {curl}\n\n\
          Ctrl-C stops it; the next start goes on where this one ended.\n"
@@ -96,7 +105,9 @@ mod tests {
         let addresses =
             Addresses { client: reachable(client.parse().unwrap()), admin: "127.0.0.1:8081".parse().unwrap() };
         let data = Path::new(data);
-        Banner { addresses, data, admin_key: &AdminKey::Made, model, client_key, program: "baesrv" }.text()
+        let (sandbox, images) = (&SandboxDriver::Docker { host: String::new() }, &["box:1".to_owned()]);
+        let admin_key = &AdminKey::Made;
+        Banner { addresses, data, admin_key, model, sandbox, images, client_key, program: "baesrv" }.text()
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use super::services::{Services, free_port, listening, spawn};
 use crate::admin::key::write_secret;
 use crate::cli::terminal::{Failure, print};
-use crate::config::{AdminKey, Config, Provider};
+use crate::config::{AdminKey, Config, Provider, SandboxDriver};
 use crate::lifecycle::Ports;
 use secrecy::{ExposeSecret, SecretString};
 use std::fmt::Write;
@@ -136,6 +136,13 @@ impl Cluster<'_> {
             .env("BAE_ADMIN_KEY", admin_key.expose_secret())
             .env("BAE_DATABASE_URL", self.services.database_url.expose_secret())
             .env("BAE_REDIS_URL", self.services.redis_url.expose_secret())
+            .env(
+                "BAE_SANDBOX_DRIVER",
+                match self.config.sandbox.driver {
+                    SandboxDriver::None => "none",
+                    SandboxDriver::Docker { .. } => "docker",
+                },
+            )
             .env_remove("BAE_ADMIN_KEY_FILE");
         let process = spawn(command, &log, "a node cannot be started")?;
         listening(client.port(), "a node", &log).await?;
