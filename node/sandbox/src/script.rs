@@ -78,6 +78,9 @@ pub(crate) const FOLDER: &str = "/.bae";
 /// and then `ready`; any one will do. The result is in the folder `result`: `stdout`, `stderr`, and at last `end`, which says
 /// `exit` and the exit code, `timeout`, or `missing` and a program that the image lacks. A second start does nothing.
 ///
+/// The named pipes are in memory where that is possible: on the container's own layers, a pipe that is opened while another
+/// node puts files beside it may not be the same pipe for its two ends.
+///
 /// When the command's own process has exited, or its time is over, everything else in the container is killed but the two
 /// readers of the outputs, which then come to their end. That must not fork. Where memory is short, the command is killed and not
 /// what stands around it.
@@ -88,9 +91,10 @@ for tool in mkfifo head cat sleep; do
   command -v $tool >/dev/null || { echo "missing $tool" >$result/end; exit 0; }
 done
 for ready in $bae/*/ready; do from=${ready%/ready}; break; done
-mkfifo $bae/stdout $bae/stderr
-( head -c "$2" >$result/stdout; exec cat >/dev/null ) <$bae/stdout & out=$!
-( head -c "$2" >$result/stderr; exec cat >/dev/null ) <$bae/stderr & err=$!
+pipes=$bae; [ ! -w /dev/shm ] || pipes=/dev/shm
+mkfifo $pipes/bae.stdout $pipes/bae.stderr
+( head -c "$2" >$result/stdout; exec cat >/dev/null ) <$pipes/bae.stdout & out=$!
+( head -c "$2" >$result/stderr; exec cat >/dev/null ) <$pipes/bae.stderr & err=$!
 finish() {
   kill -STOP -1; rounds=0
   while [ $rounds -lt 200 ]; do
@@ -108,7 +112,7 @@ finish() {
 }
 timed_out=
 trap 'timed_out=1; finish' USR1
-exec 3>$bae/stdout 4>$bae/stderr
+exec 3>$pipes/bae.stdout 4>$pipes/bae.stderr
 ( echo 1000 2>/dev/null >/proc/self/oom_score_adj
   exec /bin/sh "$from/command" ) <"$from/prompt" >&3 2>&4 3>&- 4>&- & command=$!
 ( exec 3>&- 4>&-; sleep "$1"; kill -USR1 1 ) &
