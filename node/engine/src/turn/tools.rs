@@ -119,7 +119,9 @@ impl Turn {
         let Some((key, tool_use)) = self.current_use() else { return };
         match reply {
             SandboxReply::Ran(sandbox, output) => {
-                let (ok, content) = (output.exit_code == 0, text_content(&command_text(&output)));
+                let (ok, text) = (output.exit_code == 0, command_text(&output));
+                // No provider takes an empty text.
+                let content = if text.is_empty() { json::built("[]".into()) } else { text_content(&text) };
                 let sandbox_id = Some(sandbox);
                 self.log(ctx, key, &SandboxResponse { error: None, ok, result: Some(output), sandbox_id });
                 self.tool_answered(ctx, key, &tool_use, !ok, content);
