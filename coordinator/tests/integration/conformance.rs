@@ -9,6 +9,7 @@ mod gates;
 mod outage;
 mod proxy;
 mod reading;
+mod sandboxes;
 mod sessions;
 mod writers;
 
@@ -77,4 +78,11 @@ cases! {
         use_is_noted_at_most_once_a_minute,
         one_admin_key_is_made_however_many_try,
         a_closing_session_is_listed_as_closed;
+    sandboxes:
+        a_session_has_one_sandbox,
+        a_sandbox_changes_from_the_state_that_it_is_in,
+        a_sandbox_that_was_left_is_claimed_once,
+        a_subagent_ends_once,
+        images_are_provisioned_by_one_node,
+        a_duty_is_one_nodes;
 }
