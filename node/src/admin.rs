@@ -1,7 +1,8 @@
 //! The admin port: profiles, client keys, sessions, and what the node was configured with (docs/api.md 10).
 //!
-//! Every request is authenticated first, whatever its path, except the one for the OpenAPI document. No answer holds a secret,
-//! except the one that shows a new client key. `lifecycle` serves the router, and the command line prepares the admin key.
+//! Every request is authenticated first, whatever its path, except the one for the OpenAPI document. No answer holds a
+//! secret, except the one that shows a new client key. `lifecycle` serves the router, and the command line prepares the
+//! admin key.
 
 mod body;
 pub(crate) mod key;

@@ -1,7 +1,7 @@
 //! The client port (docs/api.md 12 and 13): REST for management, JSON-RPC over NDJSON for the live session.
 //!
-//! Every handler authenticates before it reads a body, and the handlers of a session accept only a session key of that session.
-//! `lifecycle` serves the router; nothing else calls into this module.
+//! Every handler authenticates before it reads a body, and the handlers of a session accept only a session key of that
+//! session. `lifecycle` serves the router; nothing else calls into this module.
 
 mod caller;
 mod calls;
@@ -53,8 +53,8 @@ async fn meta() -> Response {
 /// How long the database may take to answer before it counts as unavailable.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether a load balancer should send requests to this node: 503 with the reasons while it should not. What impairs the node
-/// without making it useless stands in `notes`.
+/// Whether a load balancer should send requests to this node: 503 with the reasons while it should not. What impairs
+/// the node without making it useless stands in `notes`.
 async fn ready(State(app): State<Arc<App>>) -> Response {
     let mut reasons = Vec::new();
     if app.stop.is_cancelled() {

@@ -1,8 +1,8 @@
 //! The state of a node: everything that requests, sessions and background tasks share.
 //!
-//! It owns the database, the configuration, the clients of model providers and MCP servers, the tokens that stop the node, and
-//! the small tables that belong to nobody else. It starts nothing and imports no module that handles requests or sessions;
-//! `lifecycle` makes it, and `api`, `admin` and `session` use it.
+//! It owns the database, the configuration, the clients of model providers and MCP servers, the tokens that stop the
+//! node, and the small tables that belong to nobody else. It starts nothing and imports no module that handles requests
+//! or sessions; `lifecycle` makes it, and `api`, `admin` and `session` use it.
 
 use crate::config::{Config, resolve};
 use crate::http::auth::Auth;

@@ -1,8 +1,8 @@
 //! `baesrv chat`: a terminal client that uses only the public API, like any other client.
 //!
-//! It opens a session or joins one, prints the events of all its clients as they happen, and offers the model two tools of
-//! its own. It outlives the server: a call whose stream broke is sent again with the same idempotency key, and the server
-//! then continues that call's stream instead of starting a second turn.
+//! It opens a session or joins one, prints the events of all its clients as they happen, and offers the model two tools
+//! of its own. It outlives the server: a call whose stream broke is sent again with the same idempotency key, and the
+//! server then continues that call's stream instead of starting a second turn.
 //!
 //! [`turn`] sends messages, [`watch`] holds the subscription, and [`interactive`] runs both. All of them print through
 //! [`screen`], which owns the [`transcript`]: what this client knows of the session from the events it has seen.
@@ -105,8 +105,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
 
 /// Opens or joins, with the client's own tools if the profile allows them.
 ///
-/// With `--observe` they are declared too: the server keeps one declaration for each client key, so an empty one would take
-/// the tools away from another terminal that uses the same key.
+/// With `--observe` they are declared too: the server keeps one declaration for each client key, so an empty one would
+/// take the tools away from another terminal that uses the same key.
 async fn enter(api: &Api, session: Option<&str>, screen: &Screen) -> Result<(Opened, Tools), Failure> {
     let enter = async |tools: &Tools| match session {
         Some(id) => api.join(id, &tools.declarations()).await,

@@ -1,7 +1,7 @@
 //! The command line of `baesrv`: parses the arguments, starts the runtime and runs a subcommand.
 //!
-//! The program exits with 0 on success, with 1 when something failed, and with 2 when flags, variables or the configuration
-//! file are wrong. Every failure is one line on standard error that says what to change.
+//! The program exits with 0 on success, with 1 when something failed, and with 2 when flags, variables or the
+//! configuration file are wrong. Every failure is one line on standard error that says what to change.
 
 mod admin;
 mod dev;

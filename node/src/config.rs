@@ -1,11 +1,11 @@
 //! The configuration: a flag wins over an environment variable, which wins over the file, which wins over the default.
 //!
-//! Only this module reads the process's environment. Apart from [`Config::load`], which reads the file, it has no effects:
-//! flags, variables and the file's text go in, and a checked [`Config`] or one line that says what to change comes out.
-//! Secrets are [`SecretString`] from the moment they are parsed, and no error and no `Debug` shows them.
+//! Only this module reads the process's environment. Apart from [`Config::load`], which reads the file, it has no
+//! effects: flags, variables and the file's text go in, and a checked [`Config`] or one line that says what to change
+//! comes out. Secrets are [`SecretString`] from the moment they are parsed, and no error and no `Debug` shows them.
 //!
-//! Each setting of [`Config`] without a remark of its own can be given as a flag, as `BAE_<NAME>`, and as `<name>` in the
-//! file's `[server]` table.
+//! Each setting of [`Config`] without a remark of its own can be given as a flag, as `BAE_<NAME>`, and as `<name>` in
+//! the file's `[server]` table.
 
 mod file;
 mod placeholder;
@@ -98,22 +98,23 @@ impl fmt::Display for Database {
 pub(crate) struct Config {
     /// `BAE_ADDR`, `--addr`: the client port. Default `0.0.0.0:8080`.
     pub(crate) addr: SocketAddr,
-    /// `BAE_ADMIN_ADDR`, `--admin-addr`: the admin port. Default `127.0.0.1:8081`; another address than loopback is refused
-    /// unless `BAE_ADMIN_ALLOW_REMOTE=1`.
+    /// `BAE_ADMIN_ADDR`, `--admin-addr`: the admin port. Default `127.0.0.1:8081`; another address than loopback is
+    /// refused unless `BAE_ADMIN_ALLOW_REMOTE=1`.
     pub(crate) admin_addr: SocketAddr,
     /// `--dangerously-disable-admin-auth`, off.
     pub(crate) admin_auth: AdminAuth,
     /// `BAE_ADMIN_KEY`, `--rotate-admin-key`.
     pub(crate) admin_key: AdminKey,
-    /// `BAE_ADMIN_KEY_FILE`, `--admin-key-file`: where a made admin key is written. Default `admin.key` beside the database.
+    /// `BAE_ADMIN_KEY_FILE`, `--admin-key-file`: where a made admin key is written. Default `admin.key` beside the
+    /// database.
     pub(crate) admin_key_file: PathBuf,
     /// `BAE_DATABASE_URL`, `--database-url`: `sqlite:PATH` or `postgres://…`. Default `sqlite:bae.db`.
     pub(crate) database: Database,
     /// `BAE_DATABASE_CONNECTIONS`: connections to Postgres at most. Default 10.
     pub(crate) database_connections: u32,
     /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
-    /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key there,
-    /// default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its sessions, default 10.
+    /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key
+    /// there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its sessions, default 10.
     pub(crate) redis: Option<coordinator::cluster::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
     pub(crate) log: String,
@@ -134,7 +135,8 @@ pub(crate) struct Config {
     pub(crate) max_body: usize,
     /// `BAE_STREAM_KEEPALIVE`: seconds of silence after which a stream gets an empty line. Default 0: never.
     pub(crate) stream_keepalive: Option<Duration>,
-    /// `BAE_FORWARD_CLIENT_EVENTS`: whether subscriptions show the clients' own events unless they ask otherwise. Default 0.
+    /// `BAE_FORWARD_CLIENT_EVENTS`: whether subscriptions show the clients' own events unless they ask otherwise.
+    /// Default 0.
     pub(crate) forward_client_events: bool,
     /// Where sandboxes and subagents run.
     pub(crate) sandbox: Sandbox,

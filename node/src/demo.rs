@@ -1,8 +1,9 @@
-//! The demo model of `baesrv dev`: a small server that speaks Anthropic's wire format, so that a first start needs no API key
-//! and no network, and still runs the real provider code.
+//! The demo model of `baesrv dev`: a small server that speaks Anthropic's wire format, so that a first start needs no
+//! API key and no network, and still runs the real provider code.
 //!
-//! [`answer`] decides what it answers, as a pure function of the request, so that a repeated attempt gets the same answer. It
-//! is as strict about the form of a conversation as Anthropic's API. This module does the HTTP and the delays.
+//! [`answer`] decides what it answers, as a pure function of the request, so that a repeated attempt gets the same
+//! answer. It is as strict about the form of a conversation as Anthropic's API. This module does the HTTP and the
+//! delays.
 
 mod answer;
 mod arguments;

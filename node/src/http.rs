@@ -1,8 +1,8 @@
-//! What the handlers of the client port and of the admin port share: authentication, request bodies, pagination, ids in paths,
-//! the page of events, and problem documents.
+//! What the handlers of the client port and of the admin port share: authentication, request bodies, pagination, ids in
+//! paths, the page of events, and problem documents.
 //!
-//! Nothing in here knows the state of the node: `app` holds an [`auth::Auth`], and the handlers in `api` and `admin` call the
-//! rest.
+//! Nothing in here knows the state of the node: `app` holds an [`auth::Auth`], and the handlers in `api` and `admin`
+//! call the rest.
 
 pub(crate) mod auth;
 pub(crate) mod body;

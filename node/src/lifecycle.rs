@@ -1,8 +1,9 @@
-//! The life of a node: assembling its parts, starting its background tasks, serving both ports, and draining at the end.
+//! The life of a node: assembling its parts, starting its background tasks, serving both ports, and draining at the
+//! end.
 //!
 //! It knows the handlers of both ports and the tasks of `session`; only the command line calls it. A node is stopped by
-//! cancelling the token that was given to [`run`]. The order of the end matters: requests and sessions first, then the cluster
-//! (which passes on what was given up), then the database.
+//! cancelling the token that was given to [`run`]. The order of the end matters: requests and sessions first, then the
+//! cluster (which passes on what was given up), then the database.
 
 use crate::app::App;
 use crate::config::Config;
@@ -23,8 +24,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// When TCP probes a silent peer: after the first time, and then each time the second one has passed. So a dead peer is noticed
-/// although nothing is sent to it.
+/// When TCP probes a silent peer: after the first time, and then each time the second one has passed. So a dead peer is
+/// noticed although nothing is sent to it.
 const TCP_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// How long tasks may take to end after running turns were given up.
 const LAST_GRACE: Duration = Duration::from_secs(5);
@@ -37,7 +38,8 @@ pub(crate) struct Ports {
     pub(crate) admin: TcpListener,
 }
 
-/// What comes with the coordination when it is made: channels that a task of the node must read, and a task that must run.
+/// What comes with the coordination when it is made: channels that a task of the node must read, and a task that must
+/// run.
 struct Work {
     leases: mpsc::UnboundedReceiver<Lease>,
     signals: Option<mpsc::UnboundedReceiver<Signal>>,
@@ -65,8 +67,8 @@ async fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
     Ok((Arc::new(App::new(config, db, log, cluster, sandboxes)?), work))
 }
 
-/// Serves until `stop`, then drains: nothing new is started, running turns may take `BAE_SHUTDOWN_TIMEOUT` to end, and those
-/// that do not are carried on by another node or at the next start.
+/// Serves until `stop`, then drains: nothing new is started, running turns may take `BAE_SHUTDOWN_TIMEOUT` to end, and
+/// those that do not are carried on by another node or at the next start.
 ///
 /// # Errors
 /// When a port cannot be served.
@@ -137,7 +139,8 @@ async fn serve(listener: TcpListener, router: Router, halt: CancellationToken) -
     }
 }
 
-/// Sends small answers at once instead of waiting for the peer's delayed acknowledgement, and lets dead peers be noticed.
+/// Sends small answers at once instead of waiting for the peer's delayed acknowledgement, and lets dead peers be
+/// noticed.
 fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     let keepalive = socket2::TcpKeepalive::new().with_time(TCP_KEEPALIVE.0).with_interval(TCP_KEEPALIVE.1);

@@ -22,8 +22,8 @@ pub(crate) fn start(config: &Config) {
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(harmless)).with_filter(filter)).try_init();
 }
 
-/// Whether a line may be logged. The MCP library logs messages and environments, and the HTTP libraries log headers at their
-/// finest level. Notices of Postgres, about tables that exist already, are dropped because they tell nothing.
+/// Whether a line may be logged. The MCP library logs messages and environments, and the HTTP libraries log headers at
+/// their finest level. Notices of Postgres, about tables that exist already, are dropped because they tell nothing.
 fn harmless(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split("::").next().unwrap_or_default();
     match krate {

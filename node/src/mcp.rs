@@ -1,14 +1,14 @@
-//! The MCP client of a node: lists and calls the tools of MCP servers. Session creation lists them, and the loop that drives
-//! turns calls them.
+//! The MCP client of a node: lists and calls the tools of MCP servers. Session creation lists them, and the loop that
+//! drives turns calls them.
 //!
-//! When a session is created, its servers are connected and their tools are listed, once. The caller stores the list with
-//! the session, so it stays the same after a restart and when a server changes its tools. Connections are not stored: they
-//! live on this node only, one for each session and server. A call makes a new one if there is none, which happens after a
-//! restart, after a failure, and after an idle connection was closed. A call that may have run is never repeated. Whatever
-//! goes wrong becomes a text that the model can react to.
+//! When a session is created, its servers are connected and their tools are listed, once. The caller stores the list
+//! with the session, so it stays the same after a restart and when a server changes its tools. Connections are not
+//! stored: they live on this node only, one for each session and server. A call makes a new one if there is none, which
+//! happens after a restart, after a failure, and after an idle connection was closed. A call that may have run is never
+//! repeated. Whatever goes wrong becomes a text that the model can react to.
 //!
-//! Results, inputs and schemas pass through the typed messages of `rmcp`. Texts and 64-bit integers stay as they are, other
-//! numbers become doubles, the members of objects are sorted, and unknown members of known content are lost.
+//! Results, inputs and schemas pass through the typed messages of `rmcp`. Texts and 64-bit integers stay as they are,
+//! other numbers become doubles, the members of objects are sorted, and unknown members of known content are lost.
 //!
 //! Nothing here logs inputs, outputs, headers or URLs. The libraries would, so [`UNSAFE_TARGETS`] must stay off.
 
@@ -54,7 +54,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Limits and timeouts.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// The most live connections of the node, over all sessions. At the limit, the one that has been idle longest is closed.
+    /// The most live connections of the node, over all sessions. At the limit, the one that has been idle longest is
+    /// closed.
     pub(crate) max_connections: usize,
     /// A connection that was not used for this long is closed.
     pub(crate) idle: Duration,
@@ -128,8 +129,8 @@ impl Mcp {
         Ok(Self { inner: Arc::new(Inner { connector, pool, sweeper, stop: Mutex::new(Some(stop.drop_guard())) }) })
     }
 
-    /// Connects all servers of a new session concurrently and returns their tools, in the order of the servers. A server that
-    /// fails is logged and skipped. Of several tools with the same name only the first is used.
+    /// Connects all servers of a new session concurrently and returns their tools, in the order of the servers. A
+    /// server that fails is logged and skipped. Of several tools with the same name only the first is used.
     pub(crate) async fn tools(&self, session: SessionId, servers: &[&ServerConfig]) -> Vec<McpTool> {
         let mut distinct: Vec<&ServerConfig> = Vec::with_capacity(servers.len());
         for server in servers {
@@ -241,7 +242,8 @@ impl Mcp {
         }
     }
 
-    /// Whether a server of the session is connected here. Such a connection may hold state that cannot move to another node.
+    /// Whether a server of the session is connected here. Such a connection may hold state that cannot move to another
+    /// node.
     pub(crate) fn connected(&self, session: SessionId) -> bool {
         self.inner.pool.connected(session)
     }

@@ -1,8 +1,8 @@
 //! Calls model providers over HTTP: sends the request that the engine has built and returns the answer for it.
 //!
-//! Transient failures are retried inside the attempt (docs/api.md 5.4), within the time of the configured entry. API keys are
-//! resolved just before the request and are in no error. Redirects are not followed, so that a key goes to the configured
-//! host only.
+//! Transient failures are retried inside the attempt (docs/api.md 5.4), within the time of the configured entry. API
+//! keys are resolved just before the request and are in no error. Redirects are not followed, so that a key goes to the
+//! configured host only.
 
 use crate::config::{Config, Environment, Provider, resolve};
 use backon::BackoffBuilder;
@@ -175,8 +175,8 @@ fn headers(wire: Wire, token: &SecretString) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// The time that `retry-after` asks for. It is in seconds, or a date; a date is compared with the answer's own `date`, because
-/// the provider's clock may differ from ours.
+/// The time that `retry-after` asks for. It is in seconds, or a date; a date is compared with the answer's own `date`,
+/// because the provider's clock may differ from ours.
 fn wait(value: &HeaderValue, date: Option<&HeaderValue>) -> Option<Duration> {
     let parse = |value: &HeaderValue| httpdate::parse_http_date(value.to_str().ok()?.trim()).ok();
     match value.to_str().ok()?.trim().parse::<f64>() {

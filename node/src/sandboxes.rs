@@ -1,10 +1,10 @@
 //! The sandboxes and subagents that the server runs: what methods, turns, closings and the reconciler do with them.
 //!
-//! The database (`coordinator::log`) says which exist, whom they belong to and what their session's log says of them; the driver
-//! (the crate `sandbox`) makes and removes containers and pods. Every change of the database comes first or last, never in the
-//! middle: a start is noted before its container is made, an end before its container is removed. So whatever a lost node
-//! leaves is either named by a row, which another node finishes ([`reconcile`]), or is a container that no row names, which is
-//! removed. The handlers of both ports and the sessions call this; it knows neither.
+//! The database (`coordinator::log`) says which exist, whom they belong to and what their session's log says of them;
+//! the driver (the crate `sandbox`) makes and removes containers and pods. Every change of the database comes first or
+//! last, never in the middle: a start is noted before its container is made, an end before its container is removed. So
+//! whatever a lost node leaves is either named by a row, which another node finishes ([`reconcile`]), or is a container
+//! that no row names, which is removed. The handlers of both ports and the sessions call this; it knows neither.
 
 pub(crate) mod command;
 pub(crate) mod images;

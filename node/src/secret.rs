@@ -1,7 +1,7 @@
 //! Keys and tokens of the API (docs/api.md 1.2): generated here, shown once, and stored only as digests.
 //!
-//! A secret is a prefix and 24 random bytes in hex. With 192 random bits nobody can guess a secret from its digest, so SHA-256
-//! is enough: a slow password hash would only cost time on every request.
+//! A secret is a prefix and 24 random bytes in hex. With 192 random bits nobody can guess a secret from its digest, so
+//! SHA-256 is enough: a slow password hash would only cost time on every request.
 
 pub(crate) use coordinator::accounts::Digest;
 use secrecy::{ExposeSecret, SecretString};

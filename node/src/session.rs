@@ -1,9 +1,10 @@
 //! The sessions that this node owns. Each session that has something to do has one task.
 //!
-//! The task holds the session's lease and an epoch from the database, and only it writes the session's turns. It does not depend
-//! on the clients' connections: a call that has started runs to its end even if nobody listens. The task stops when the session
-//! is closed, when another node has taken the session, or when this node stops; the log then tells the next owner what to carry
-//! on. What closing a session and revoking a key involve is in here too, for the handlers of both ports.
+//! The task holds the session's lease and an epoch from the database, and only it writes the session's turns. It does
+//! not depend on the clients' connections: a call that has started runs to its end even if nobody listens. The task
+//! stops when the session is closed, when another node has taken the session, or when this node stops; the log then
+//! tells the next owner what to carry on. What closing a session and revoking a key involve is in here too, for the
+//! handlers of both ports.
 
 pub(crate) mod close;
 mod drive;

@@ -1,7 +1,7 @@
 //! Work that one node of the cluster does at a time, and the name of the deployment.
 //!
-//! A duty is a lease in the database, by the database's clock. It only spares the others the work: whatever is done under it
-//! is checked by the database once more, so that two nodes that both think they have it do no harm.
+//! A duty is a lease in the database, by the database's clock. It only spares the others the work: whatever is done
+//! under it is checked by the database once more, so that two nodes that both think they have it do no harm.
 
 use super::Log;
 use crate::Error;
@@ -36,7 +36,8 @@ impl Log {
         Ok(taken.await? > 0)
     }
 
-    /// What names this deployment, which is everything that shares this database: hexadecimal digits. Made at the first call.
+    /// What names this deployment, which is everything that shares this database: hexadecimal digits. Made at the first
+    /// call.
     ///
     /// # Errors
     /// The database's.

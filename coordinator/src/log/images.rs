@@ -1,7 +1,7 @@
 //! Whether the images that profiles name can be started (docs/api.md 9.1), kept where every node sees it.
 //!
-//! A profile that is made or replaced marks its images `pending`. Some node then claims each, makes it usable and notes what
-//! came of it.
+//! A profile that is made or replaced marks its images `pending`. Some node then claims each, makes it usable and notes
+//! what came of it.
 
 use super::Log;
 use super::sandboxes::BUSY_MS;
@@ -93,8 +93,8 @@ impl Log {
             .await
     }
 
-    /// Has it found out whether the images of profiles can be started of which nothing is known: those of profiles that were made
-    /// while no sandbox driver was configured. It reads all profiles.
+    /// Has it found out whether the images of profiles can be started of which nothing is known: those of profiles that
+    /// were made while no sandbox driver was configured. It reads all profiles.
     ///
     /// # Errors
     /// The database's.
@@ -115,8 +115,8 @@ impl Log {
         rows.iter().map(status).collect()
     }
 
-    /// Claims a pending image that no node works on, for [`BUSY`](super::BUSY). None if there is none, or another node was
-    /// faster.
+    /// Claims a pending image that no node works on, for [`BUSY`](super::BUSY). None if there is none, or another node
+    /// was faster.
     ///
     /// # Errors
     /// The database's.

@@ -1,9 +1,11 @@
-//! The sandboxes that the server runs, as the database knows them: which session each belongs to, and what becomes of it.
+//! The sandboxes that the server runs, as the database knows them: which session each belongs to, and what becomes of
+//! it.
 //!
-//! A sandbox starts, runs, is stopped and is gone. Each of these changes is one write together with the events that tell of it,
-//! and names the state that it starts from: of two nodes that try the same change one wins, and the other is refused with
-//! nothing applied. The container itself is made and removed between two changes, by the node that made the first one. That
-//! node keeps the row busy meanwhile; once it does not do so any more, another node may claim the row and carry on.
+//! A sandbox starts, runs, is stopped and is gone. Each of these changes is one write together with the events that
+//! tell of it, and names the state that it starts from: of two nodes that try the same change one wins, and the other
+//! is refused with nothing applied. The container itself is made and removed between two changes, by the node that made
+//! the first one. That node keeps the row busy meanwhile; once it does not do so any more, another node may claim the
+//! row and carry on.
 
 use super::append::sqlite::{During, append_events};
 use super::{Id, Log};
@@ -133,9 +135,9 @@ impl Log {
     /// Changes a sandbox and appends the events that tell of it, if there are any. Returns them as committed.
     ///
     /// # Errors
-    /// `PreconditionFailed` when the sandbox is not in the state that the change starts from; `Duplicate` when it is not the
-    /// session's only one; `NotOpen` when events cannot be appended (a start needs an open session, the others also go into one
-    /// that is being closed); the database's.
+    /// `PreconditionFailed` when the sandbox is not in the state that the change starts from; `Duplicate` when it is
+    /// not the session's only one; `NotOpen` when events cannot be appended (a start needs an open session, the others
+    /// also go into one that is being closed); the database's.
     pub async fn change_sandbox(
         &self,
         session: SessionId,
@@ -182,7 +184,8 @@ impl Log {
         self.db.read(&ALL).all().await?.iter().map(Sandbox::read).collect()
     }
 
-    /// Sandboxes that a node left in the middle of a change, or that outlived their session: at most 100, the oldest first.
+    /// Sandboxes that a node left in the middle of a change, or that outlived their session: at most 100, the oldest
+    /// first.
     ///
     /// # Errors
     /// The database's.

@@ -1,9 +1,9 @@
-//! The remote subagents, as the database knows them: which session each belongs to, how it ended, and its output until the
-//! model was told.
+//! The remote subagents, as the database knows them: which session each belongs to, how it ended, and its output until
+//! the model was told.
 //!
-//! The turn that launches a subagent logs its start, adds its row, starts its container and logs that it runs. Its end is one
-//! write together with the event that tells of it, and only a subagent that runs can end: however many nodes see it end, or
-//! cancel it, the log says so once.
+//! The turn that launches a subagent logs its start, adds its row, starts its container and logs that it runs. Its end
+//! is one write together with the event that tells of it, and only a subagent that runs can end: however many nodes see
+//! it end, or cancel it, the log says so once.
 
 use super::append::sqlite::{During, append_events};
 use super::sandboxes::BUSY_MS;
@@ -248,8 +248,8 @@ impl Log {
     /// Notes how a running subagent ended, and appends the event that tells of it.
     ///
     /// # Errors
-    /// `PreconditionFailed` when it does not run, because its end is noted already or its start is not complete; `NotOpen` when
-    /// the session has ended; the database's.
+    /// `PreconditionFailed` when it does not run, because its end is noted already or its start is not complete;
+    /// `NotOpen` when the session has ended; the database's.
     pub async fn end_subagent(
         &self,
         session: SessionId,
@@ -298,8 +298,8 @@ impl Log {
         self.db.read(&LIVE).all().await?.iter().map(Subagent::read).collect()
     }
 
-    /// Whether the log says that this subagent runs. It reads the session's events, so it is for the rare case that a node was
-    /// lost between the append that says so and [`Log::subagent_runs`].
+    /// Whether the log says that this subagent runs. It reads the session's events, so it is for the rare case that a
+    /// node was lost between the append that says so and [`Log::subagent_runs`].
     ///
     /// # Errors
     /// The database's.

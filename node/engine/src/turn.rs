@@ -1,13 +1,13 @@
 //! The turn as a fold over the session's log.
 //!
-//! [`Turn`] is what the log says so far ([`Turn::apply`], one event at a time). From that and a [`Context`] it says what comes
-//! next ([`Turn::next`]): events to append, then one external act, a pause or the end. Whoever drives it appends, does the
-//! act, and feeds what came of it back. What must hold:
+//! [`Turn`] is what the log says so far ([`Turn::apply`], one event at a time). From that and a [`Context`] it says
+//! what comes next ([`Turn::next`]): events to append, then one external act, a pause or the end. Whoever drives it
+//! appends, does the act, and feeds what came of it back. What must hold:
 //!
 //! - The state is a function of the events alone, so a turn can be stopped after any append and carried on elsewhere.
 //! - Events that nothing external separates are one append.
-//! - It applies its own events as it makes them, before they are committed: a driver whose append fails for good throws the
-//!   `Turn` away and folds the log again.
+//! - It applies its own events as it makes them, before they are committed: a driver whose append fails for good throws
+//!   the `Turn` away and folds the log again.
 
 mod compact;
 mod decide;
@@ -54,8 +54,8 @@ pub struct Context<'a> {
     pub max_rounds: u32,
     /// Subagents of one session that may run at once.
     pub max_subagents: usize,
-    /// Subagents of this session that run. The database counts them: their ends are logged by whichever node sees them, which a
-    /// history that is kept in memory would miss.
+    /// Subagents of this session that run. The database counts them: their ends are logged by whichever node sees them,
+    /// which a history that is kept in memory would miss.
     pub running_subagents: usize,
     /// Makes the bytes of a new id.
     pub fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
@@ -81,8 +81,8 @@ pub enum Action {
     Ask(Arc<Request>),
     /// Call this MCP tool, then [`Turn::mcp_answered`].
     Mcp(ToolUse),
-    /// Run this command in the session's sandbox for that tool use, then [`Turn::sandbox_answered`]. Without a command it has
-    /// failed where a sandbox runs.
+    /// Run this command in the session's sandbox for that tool use, then [`Turn::sandbox_answered`]. Without a command
+    /// it has failed where a sandbox runs.
     Sandbox(ToolUse, Option<String>),
     /// Read the status of this subagent, or of all, then [`Turn::status_read`].
     SubagentStatus(Option<String>),

@@ -1,8 +1,8 @@
-//! Preparing the admin key before a node serves (docs/api.md 10.2): it is supplied by the configuration, or made at the first start
-//! and written to a file that only its owner can read. It is never logged.
+//! Preparing the admin key before a node serves (docs/api.md 10.2): it is supplied by the configuration, or made at the
+//! first start and written to a file that only its owner can read. It is never logged.
 //!
-//! A crash between the commit and the file must not lose a key whose digest the database knows. So the secret is first written
-//! to a file beside it (`<file>.new`), and a start after a crash finds it there and publishes it.
+//! A crash between the commit and the file must not lose a key whose digest the database knows. So the secret is first
+//! written to a file beside it (`<file>.new`), and a start after a crash finds it there and publishes it.
 
 use crate::config::{AdminAuth, AdminKey, Config};
 use crate::secret::{Kind, constant_time_eq, digest};

@@ -1,5 +1,5 @@
-//! What the node was configured with (MCP servers, providers, telemetry), and the state of the sandbox images of profiles. Every
-//! secret is shown as [`MASK`].
+//! What the node was configured with (MCP servers, providers, telemetry), and the state of the sandbox images of
+//! profiles. Every secret is shown as [`MASK`].
 
 use crate::app::App;
 use crate::config::{Provider, Telemetry};

@@ -1,5 +1,5 @@
-//! What all JSON-RPC methods share: who calls, the checks that come before the params, appending events outside of turns, and
-//! the error that a caller gets when the database fails.
+//! What all JSON-RPC methods share: who calls, the checks that come before the params, appending events outside of
+//! turns, and the error that a caller gets when the database fails.
 
 use crate::app::App;
 use coordinator::log::{self, Record, Side};

@@ -1,4 +1,5 @@
-//! `session.registerDriver` and `session.updateClientTools`: the clients that drive a session, and the tools they offer.
+//! `session.registerDriver` and `session.updateClientTools`: the clients that drive a session, and the tools they
+//! offer.
 
 use super::caller::{Answer, Caller, failed};
 use crate::sandboxes;

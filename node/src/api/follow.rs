@@ -1,8 +1,8 @@
 //! Following one call: a stream of its events as they happen, then its terminal frame.
 //!
-//! The log is read as fast as the client reads the stream, and the stream always ends with the terminal frame (docs/api.md 2.5).
-//! It makes no difference whether the call came with this request, was joined by its idempotency key, was taken over by another
-//! node, or ended long ago: what the client gets is read from the log.
+//! The log is read as fast as the client reads the stream, and the stream always ends with the terminal frame
+//! (docs/api.md 2.5). It makes no difference whether the call came with this request, was joined by its idempotency
+//! key, was taken over by another node, or ended long ago: what the client gets is read from the log.
 
 use super::caller::failed;
 use super::stream::{Frames, Gone};
@@ -74,7 +74,8 @@ impl Follow {
             let head = self.reader.head();
             let (last, ended) = match waiter.progress() {
                 Progress::Queued => {
-                    // In a cluster another node may serve the call while this one, which drains, still carries its stream.
+                    // In a cluster another node may serve the call while this one, which drains, still carries its
+                    // stream.
                     let stop = if self.app.cluster.is_shared() { self.app.halt.clone() } else { self.app.stop.clone() };
                     let news = self.frames.idle(async {
                         tokio::select! { known = waiter.changed() => known, () = stop.cancelled() => false }
@@ -125,8 +126,8 @@ impl Follow {
         }
     }
 
-    /// The session has ended. When a closing ends a running call, its owner tells only the waiters on its own node (I9), so the
-    /// others ask the database.
+    /// The session has ended. When a closing ends a running call, its owner tells only the waiters on its own node
+    /// (I9), so the others ask the database.
     async fn cut_off(&mut self, call: CallId) -> Result<Result<(CallId, EventNumber, Outcome), RpcError>, Gone> {
         match self.app.log.call(call).await {
             Ok(Some(record)) if record.ended.is_some() => return self.replay(record).await,

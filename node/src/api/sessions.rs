@@ -51,7 +51,8 @@ pub(super) async fn open(State(app): State<Arc<App>>, headers: HeaderMap, body: 
     let (profile, provider) = usable(&app, client.key, client.profile, profile, &open.declared).await?;
     let declarations = open.declared.check(&profile.fields.allowed_tools)?;
     let id = SessionId(coordinator::fresh_id());
-    // A task of its own, because it must end even if the client does not wait: MCP connections are made for the session.
+    // A task of its own, because it must end even if the client does not wait: MCP connections are made for the
+    // session.
     let created = app.tasks.spawn(create(Arc::clone(&app), id, client.key, profile, provider, open, declarations));
     created.await.unwrap_or_else(|_| Err(Problem::internal()))
 }
@@ -155,7 +156,8 @@ pub(super) async fn close(
 
 /// The session of a path and the client behind the request's key; a key of another session is refused.
 pub(super) async fn authenticated(app: &App, headers: &HeaderMap, id: &str) -> Result<(SessionId, KeyId), Problem> {
-    // No session has the id of all zeros, so every key is refused for a text that is not an id, as for an unknown session.
+    // No session has the id of all zeros, so every key is refused for a text that is not an id, as for an unknown
+    // session.
     let session = id.parse().unwrap_or(SessionId([0; 16]));
     Ok((session, app.auth.session(headers, session).await?))
 }
@@ -241,8 +243,8 @@ fn introduction(declared: &Declared, declarations: &Declarations) -> SessionOpen
     }
 }
 
-/// The answer to an open or a join. No other answer holds the session key. Of the profile and its provider it shows only what
-/// clients may know.
+/// The answer to an open or a join. No other answer holds the session key. Of the profile and its provider it shows
+/// only what clients may know.
 fn opened(id: SessionId, secret: &SecretString, profile: &Profile, provider: &Entry) -> Response {
     let answer = json!({
         "session_id": id,

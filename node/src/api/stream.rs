@@ -1,7 +1,7 @@
 //! Answers of `/rpc`: NDJSON, either whole or as a stream that a task of its own writes.
 //!
-//! The task writes as fast as the client reads; only a few frames wait in memory. It ends when the client is gone, when the
-//! client's key is revoked, or when the node gives running turns up.
+//! The task writes as fast as the client reads; only a few frames wait in memory. It ends when the client is gone, when
+//! the client's key is revoked, or when the node gives running turns up.
 
 use crate::app::App;
 use axum::body::Body;
@@ -105,7 +105,8 @@ impl Frames {
         }
     }
 
-    /// Waits for something while nothing is written. Empty lines keep the connection alive if the configuration says so.
+    /// Waits for something while nothing is written. Empty lines keep the connection alive if the configuration says
+    /// so.
     pub(super) async fn idle<T>(&mut self, something: impl Future<Output = T>) -> Result<T, Gone> {
         let mut something = pin!(something);
         let key = self.key;

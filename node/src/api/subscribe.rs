@@ -1,5 +1,5 @@
-//! `session.subscribe` and `session.unsubscribe`. A subscription first replays the log, then streams new events; none is lost or
-//! repeated between the two, because both are read from the log by one reader.
+//! `session.subscribe` and `session.unsubscribe`. A subscription first replays the log, then streams new events; none
+//! is lost or repeated between the two, because both are read from the log by one reader.
 
 use super::caller::{Answer, Caller, failed};
 use super::follow::{notification, read};
@@ -15,8 +15,8 @@ use engine::params::{self, Subscribe};
 use engine::rpc::{self, RpcError};
 use std::sync::Arc;
 
-/// A live subscription has fallen behind when more events, or more bytes, than this were committed while its client took no
-/// frame (docs/api.md 2.5).
+/// A live subscription has fallen behind when more events, or more bytes, than this were committed while its client
+/// took no frame (docs/api.md 2.5).
 const LAG: (u64, usize) = (256, 8 << 20);
 
 struct Subscription {
@@ -95,7 +95,8 @@ impl Subscription {
         }
     }
 
-    /// Waits for room for a frame. Returns whether the subscription fell behind meanwhile. Unsubscribing ends the waiting too.
+    /// Waits for room for a frame. Returns whether the subscription fell behind meanwhile. Unsubscribing ends the
+    /// waiting too.
     async fn lagged(&mut self, began: Head) -> Result<bool, Gone> {
         let start = self.reader.head();
         while !self.frames.has_room() {

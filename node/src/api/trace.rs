@@ -1,4 +1,5 @@
-//! W3C trace context of requests (docs/api.md 2.6): a valid `traceparent` is kept with the call; others are never an error.
+//! W3C trace context of requests (docs/api.md 2.6): a valid `traceparent` is kept with the call; others are never an
+//! error.
 
 use axum::http::HeaderMap;
 

@@ -1,8 +1,8 @@
-//! The session API over HTTP, as the rest of the chat client uses it. Failures are sorted by what the caller can do: try
-//! again ([`Failure::Lost`]) or tell the person.
+//! The session API over HTTP, as the rest of the chat client uses it. Failures are sorted by what the caller can do:
+//! try again ([`Failure::Lost`]) or tell the person.
 //!
-//! A turn or a subscription may last for as long as the server likes, so its stream has no deadline; TCP keep-alive notices
-//! a dead peer. Every other answer has a deadline.
+//! A turn or a subscription may last for as long as the server likes, so its stream has no deadline; TCP keep-alive
+//! notices a dead peer. Every other answer has a deadline.
 
 use std::time::Duration;
 use std::{fmt, io};
@@ -117,8 +117,8 @@ impl Profile {
     }
 }
 
-/// One entry of the session's log. The payload is parsed only where it is shown, because a provider request holds the whole
-/// conversation.
+/// One entry of the session's log. The payload is parsed only where it is shown, because a provider request holds the
+/// whole conversation.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Event {
     pub(super) id: String,

@@ -1,7 +1,7 @@
 //! The pauses between attempts to reach the server, and when to stop trying.
 //!
-//! The pauses come from `backon`. Its retry loop is not used, because the attempts here are streams: each event that arrives
-//! resets the pauses, and the limit is wall-clock time without an event rather than a number of attempts.
+//! The pauses come from `backon`. Its retry loop is not used, because the attempts here are streams: each event that
+//! arrives resets the pauses, and the limit is wall-clock time without an event rather than a number of attempts.
 
 use std::time::Duration;
 

@@ -19,8 +19,8 @@ pub(super) enum Display {
 
 /// Reads the log and returns the id of its last event, after which the subscription starts.
 ///
-/// The log shows the client the id of its own key: the newest `session.open` or `session.join` is its own, because it has
-/// entered the session just now.
+/// The log shows the client the id of its own key: the newest `session.open` or `session.join` is its own, because it
+/// has entered the session just now.
 pub(super) async fn read(session: &Session, screen: &Screen, display: Display) -> anyhow::Result<Option<String>> {
     let mut events = Vec::new();
     let mut cursor = None;

@@ -1,4 +1,5 @@
-//! The interactive mode: sends the lines that the person types, while a second task prints the events of the subscription.
+//! The interactive mode: sends the lines that the person types, while a second task prints the events of the
+//! subscription.
 
 use std::time::Duration;
 
@@ -74,8 +75,8 @@ pub(super) async fn run(mut driver: Driver, display: Display) -> anyhow::Result<
     }
 }
 
-/// Prints in which state the session was joined. Returns whether this terminal answers the tool calls of its current turn:
-/// the terminal that began the turn may be gone, so another one with the same key has to be able to continue it.
+/// Prints in which state the session was joined. Returns whether this terminal answers the tool calls of its current
+/// turn: the terminal that began the turn may be gone, so another one with the same key has to be able to continue it.
 fn takes_over_turn(driver: &Driver, display: Display) -> bool {
     let owner = driver.screen.with(|transcript| transcript.waits_for().map(message_text::name));
     let running = driver.screen.with(|transcript| transcript.running());

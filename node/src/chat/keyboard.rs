@@ -1,8 +1,8 @@
 //! The lines that the person types.
 //!
-//! A thread reads them, because a read of a terminal cannot be cancelled and the program must be able to end during one.
-//! The thread starts when the first line is asked for, so that `--message` leaves the input alone, and ends with the input
-//! or with the program.
+//! A thread reads them, because a read of a terminal cannot be cancelled and the program must be able to end during
+//! one. The thread starts when the first line is asked for, so that `--message` leaves the input alone, and ends with
+//! the input or with the program.
 
 use std::io::BufRead;
 

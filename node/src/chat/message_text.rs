@@ -1,5 +1,5 @@
-//! The texts that the client prints for events and errors: what happened and what to do about it, for people who do not know
-//! the event catalogue.
+//! The texts that the client prints for events and errors: what happened and what to do about it, for people who do not
+//! know the event catalogue.
 
 use serde_json::Value;
 

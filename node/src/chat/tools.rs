@@ -1,5 +1,5 @@
-//! The client's own tools. They exist to show how a turn pauses for a client and continues: one answers at once, the other
-//! asks the person.
+//! The client's own tools. They exist to show how a turn pauses for a client and continues: one answers at once, the
+//! other asks the person.
 
 use serde_json::{Value, json};
 
@@ -85,8 +85,8 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The calls in a message's content that this client has to answer: those with `dispatch` `client`. Older servers send
-    /// no `dispatch`; their messages hold no other calls than the client's own.
+    /// The calls in a message's content that this client has to answer: those with `dispatch` `client`. Older servers
+    /// send no `dispatch`; their messages hold no other calls than the client's own.
     pub(super) fn ours(content: &Value, tools: &Tools) -> Vec<Call> {
         let blocks = content.as_array().map(Vec::as_slice).unwrap_or_default();
         let ours = blocks.iter().filter(|block| block["type"] == "tool_use").filter(|block| {

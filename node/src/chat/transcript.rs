@@ -1,8 +1,8 @@
 //! What this client knows of the session, and the lines that it prints for each event.
 //!
-//! One event can arrive in several ways (in the stream of the client's own call, in the subscription, in a call's result,
-//! in a page of the log), so event ids are remembered and each event is rendered once. A message that was typed in this
-//! terminal is on the screen already and is not rendered at all.
+//! One event can arrive in several ways (in the stream of the client's own call, in the subscription, in a call's
+//! result, in a page of the log), so event ids are remembered and each event is rendered once. A message that was typed
+//! in this terminal is on the screen already and is not rendered at all.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -52,7 +52,8 @@ pub(super) struct Transcript {
     order: VecDeque<String>,
     /// Messages typed here whose event has not arrived yet.
     pending_messages: Vec<String>,
-    /// The text that the model's last answer had beside its tool calls. A turn that pauses then repeats it in its message.
+    /// The text that the model's last answer had beside its tool calls. A turn that pauses then repeats it in its
+    /// message.
     printed_with_calls: Option<String>,
     /// Names of the tools that were called and have not answered, by the call's id.
     tools: HashMap<String, String>,
@@ -73,7 +74,8 @@ impl Transcript {
             return Vec::new();
         }
         match event.event_type.as_str() {
-            // Nothing in their payloads is for people, and they can be large: a provider request is a whole conversation.
+            // Nothing in their payloads is for people, and they can be large: a provider request is a whole
+            // conversation.
             "provider.request" | "mcp.request" | "mcp.response" | "sandbox.request" | "sandbox.response" => Vec::new(),
             kind => self.render_payload(kind, event.client_key_id.as_deref(), &event.payload()),
         }

@@ -1,8 +1,9 @@
-//! Sends a message and follows its turn to the end: runs the client tools that the turn calls, and reconnects when the stream
-//! breaks.
+//! Sends a message and follows its turn to the end: runs the client tools that the turn calls, and reconnects when the
+//! stream breaks.
 //!
-//! Every `session.sendMessage` has an idempotency key. When its stream breaks, the same call is sent again with the same key;
-//! the server then streams the turn that it has already begun, or returns its result. A second turn is never started.
+//! Every `session.sendMessage` has an idempotency key. When its stream breaks, the same call is sent again with the
+//! same key; the server then streams the turn that it has already begun, or returns its result. A second turn is never
+//! started.
 
 use std::time::Duration;
 
@@ -150,8 +151,9 @@ impl Driver {
 
     /// Runs the tools and returns a message's content with their results.
     ///
-    /// `None` if the calls got results meanwhile, from another terminal or because the server gave them up. These results must
-    /// not be sent then: the turn may have paused again for other calls, and results that do not fit a pause end the session.
+    /// `None` if the calls got results meanwhile, from another terminal or because the server gave them up. These
+    /// results must not be sent then: the turn may have paused again for other calls, and results that do not fit a
+    /// pause end the session.
     async fn results(&mut self, calls: Vec<Call>) -> Option<Value> {
         let mut results = Vec::new();
         for call in &calls {

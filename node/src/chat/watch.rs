@@ -1,5 +1,5 @@
-//! The subscription: prints the events of all clients as they happen. After a broken connection it continues after the last
-//! event that it has seen.
+//! The subscription: prints the events of all clients as they happen. After a broken connection it continues after the
+//! last event that it has seen.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! `baesrv admin …`: calls the admin API of a server and prints the answer, as a table for people or with `--json` as the API
-//! gives it, for programs.
+//! `baesrv admin …`: calls the admin API of a server and prints the answer, as a table for people or with `--json` as
+//! the API gives it, for programs.
 
 mod client;
 mod output;

@@ -1,7 +1,8 @@
-//! `baesrv dev`: a server for trying things out, which keeps everything in one folder and needs no other server and no API key.
+//! `baesrv dev`: a server for trying things out, which keeps everything in one folder and needs no other server and no
+//! API key.
 //!
-//! The first start creates the admin key, a profile and a client key; later starts use them again. The model is the built-in
-//! demo model, unless the environment holds a vendor's API key.
+//! The first start creates the admin key, a profile and a client key; later starts use them again. The model is the
+//! built-in demo model, unless the environment holds a vendor's API key.
 
 mod account;
 mod banner;
@@ -50,7 +51,8 @@ pub(super) struct Args {
     /// What is logged [BAE_LOG; default warn]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
-    /// So many nodes behind the ports, over Redis and Postgres: those of BAE_REDIS_URL and BAE_DATABASE_URL, or installed ones
+    /// So many nodes behind the ports, over Redis and Postgres: those of BAE_REDIS_URL and BAE_DATABASE_URL, or
+    /// installed ones
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
     /// Where sandboxes run: docker or none [BAE_SANDBOX_DRIVER; default docker if a daemon answers at DOCKER_HOST]
@@ -187,8 +189,8 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
     Ok(Flags { values, ..Flags::default() })
 }
 
-/// Whether a Docker daemon takes connections where `DOCKER_HOST` says. Only a socket of this machine is tried: one that is named by
-/// its address is chosen with `--sandbox docker`.
+/// Whether a Docker daemon takes connections where `DOCKER_HOST` says. Only a socket of this machine is tried: one that
+/// is named by its address is chosen with `--sandbox docker`.
 fn docker_answers(environment: &dyn Environment) -> bool {
     let host = environment.get("DOCKER_HOST").filter(|host| !host.is_empty());
     let host = host.as_deref().unwrap_or(DEFAULT_DOCKER_HOST);
@@ -231,8 +233,8 @@ impl Vendor {
     }
 }
 
-/// Binds a port for the demo model. It is the port of the last start if that is free, because an interrupted turn calls the
-/// same URL again.
+/// Binds a port for the demo model. It is the port of the last start if that is free, because an interrupted turn calls
+/// the same URL again.
 async fn demo(data: &Path) -> Result<(Provider, TcpListener), Failure> {
     let refuse = |error| Failure::Runtime(format!("cannot listen on a loopback port for the demo model: {error}"));
     let remembered = data.join("demo.port");

@@ -118,8 +118,8 @@ pub(super) fn allow_open_files() {
     }
 }
 
-/// Opens the database and brings its schema up to date. Without Redis it is locked for this node alone, so that a second
-/// node on the same database is refused.
+/// Opens the database and brings its schema up to date. Without Redis it is locked for this node alone, so that a
+/// second node on the same database is refused.
 pub(super) async fn open(config: &Config) -> Result<Db, Error> {
     match &config.database {
         Database::Sqlite(path) => Db::open(path).await,

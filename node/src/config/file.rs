@@ -56,7 +56,8 @@ pub(super) fn parse(text: &str) -> Result<File, Usage> {
     })
 }
 
-/// A parser's message without the value that it refuses: ``integer `3`, expected a string`` becomes `integer, expected a string`.
+/// A parser's message without the value that it refuses: ``integer `3`, expected a string`` becomes `integer, expected
+/// a string`.
 fn without_value(message: &str) -> String {
     let kinds = ["invalid type: ", "invalid value: "];
     let refused = kinds.iter().find_map(|kind| Some((kind, message.strip_prefix(kind)?)));

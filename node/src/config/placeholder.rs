@@ -1,5 +1,5 @@
-//! `${NAME}` in a configured secret stands for an environment variable. It is replaced just before the secret is used, so that
-//! the value is neither kept nor shown, and a changed variable counts.
+//! `${NAME}` in a configured secret stands for an environment variable. It is replaced just before the secret is used,
+//! so that the value is neither kept nor shown, and a changed variable counts.
 
 use super::Environment;
 use secrecy::SecretString;

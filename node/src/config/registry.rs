@@ -1,5 +1,5 @@
-//! The file's `[[providers.entries]]` and `[[mcp.servers]]`: parsed and checked. Profiles refer to their entries by name. A
-//! provider and an MCP server may have the same name.
+//! The file's `[[providers.entries]]` and `[[mcp.servers]]`: parsed and checked. Profiles refer to their entries by
+//! name. A provider and an MCP server may have the same name.
 
 use super::Usage;
 use crate::mcp::{ServerConfig, Transport};
@@ -168,8 +168,8 @@ fn names<'a>(tables: &str, names: impl Iterator<Item = &'a str>) -> Result<(), U
     Ok(())
 }
 
-/// Checks a URL. The error is a sentence without its subject, to which the caller adds the name of the setting. It does not
-/// show the URL, which may hold a secret.
+/// Checks a URL. The error is a sentence without its subject, to which the caller adds the name of the setting. It does
+/// not show the URL, which may hold a secret.
 pub(super) fn check_url(text: &str) -> Result<(), &'static str> {
     let url = reqwest::Url::parse(text).map_err(|_| "is not a URL; write http://HOST or https://HOST")?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none_or(str::is_empty) {

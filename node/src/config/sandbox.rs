@@ -25,8 +25,8 @@ pub(crate) enum SandboxDriver {
 pub(crate) struct Sandbox {
     /// `BAE_SANDBOX_DRIVER`: `docker` or `none`. Default `none`.
     pub(crate) driver: SandboxDriver,
-    /// `BAE_SANDBOX_MEMORY` (bytes, default 1 GiB), `BAE_SANDBOX_CPU` (cores, default 1), `BAE_SANDBOX_PIDS` (default 512),
-    /// `BAE_SANDBOX_MAX_AGE` (seconds, default a day), `BAE_SANDBOX_NETWORK` (`on` or `off`, default `off`).
+    /// `BAE_SANDBOX_MEMORY` (bytes, default 1 GiB), `BAE_SANDBOX_CPU` (cores, default 1), `BAE_SANDBOX_PIDS` (default
+    /// 512), `BAE_SANDBOX_MAX_AGE` (seconds, default a day), `BAE_SANDBOX_NETWORK` (`on` or `off`, default `off`).
     pub(crate) limits: Limits,
     /// `BAE_SANDBOX_EXEC_TIMEOUT`: seconds that one command may take. Default 120.
     pub(crate) exec_timeout: Duration,

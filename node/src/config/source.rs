@@ -77,8 +77,8 @@ impl Settings<'_> {
         self.value(name).map(|value| value.text)
     }
 
-    /// A setting converted by `parse`. When that fails, the error shows the value and says that it must be `must`, so this is
-    /// not for secrets.
+    /// A setting converted by `parse`. When that fails, the error shows the value and says that it must be `must`, so
+    /// this is not for secrets.
     pub(crate) fn parsed<T>(
         &self,
         name: &'static str,

@@ -1,7 +1,7 @@
 //! Decides what the demo model answers, as a pure function of the request.
 //!
-//! In a message, `/slow N` delays every answer of the turn by N seconds (time to kill the server in the middle of it), and
-//! `/fail` makes the model unavailable.
+//! In a message, `/slow N` delays every answer of the turn by N seconds (time to kill the server in the middle of it),
+//! and `/fail` makes the model unavailable.
 
 use std::time::Duration;
 
@@ -55,7 +55,8 @@ pub(crate) fn answer(request: &Value) -> Answer {
     let digest = hex::encode(Sha256::digest(asked.as_bytes()));
     let mut content = vec![json!({"type": "text", "text": text})];
     for (place, call) in calls.iter().enumerate() {
-        // The id is derived from the request: a repeated attempt gets the same one, and every other request another one.
+        // The id is derived from the request: a repeated attempt gets the same one, and every other request another
+        // one.
         let id = format!("toolu_{}{place:02}", &digest[..24]);
         let input = arguments::fill(&call.tool.schema, &call.words);
         content.push(json!({"type": "tool_use", "id": id, "name": call.tool.name, "input": input}));

@@ -1,5 +1,5 @@
-//! Makes a tool's input from its schema and the user's words: every required property gets a value of its type, taken from the
-//! words where they contain one.
+//! Makes a tool's input from its schema and the user's words: every required property gets a value of its type, taken
+//! from the words where they contain one.
 
 use serde_json::{Map, Number, Value};
 

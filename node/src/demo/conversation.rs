@@ -1,7 +1,7 @@
 //! Parses a request for the demo model: who said what, which tools are offered, and where the current turn begins.
 //!
-//! It refuses what Anthropic's API refuses: a conversation that does not begin with the user or in which the roles do not
-//! alternate, and tool calls without a result or results without a call.
+//! It refuses what Anthropic's API refuses: a conversation that does not begin with the user or in which the roles do
+//! not alternate, and tool calls without a result or results without a call.
 
 use serde_json::Value;
 

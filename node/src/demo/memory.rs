@@ -1,5 +1,5 @@
-//! The demo model's memory: its summaries list the user's messages in a form that it can parse again, so that it still knows
-//! them after a compaction.
+//! The demo model's memory: its summaries list the user's messages in a form that it can parse again, so that it still
+//! knows them after a compaction.
 
 use super::conversation::Conversation;
 

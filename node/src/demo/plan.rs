@@ -1,8 +1,8 @@
-//! Finds out which tools a message asks for, and in which rounds: "use X and Y" is one round of two calls, "X, then Y" is two
-//! rounds, and "X three times" is three.
+//! Finds out which tools a message asks for, and in which rounds: "use X and Y" is one round of two calls, "X, then Y"
+//! is two rounds, and "X three times" is three.
 //!
-//! A message asks for a tool if it contains the tool's name, or if it is a question or an order and contains at least half of
-//! the words of the name.
+//! A message asks for a tool if it contains the tool's name, or if it is a question or an order and contains at least
+//! half of the words of the name.
 
 use super::conversation::Tool;
 

@@ -1,9 +1,10 @@
 //! Authentication on the client port: it finds the client key behind the bearer token of a request.
 //!
-//! Owns a cache of the keys that were looked up lately, and the list of keys whose last use has to be written. Handlers ask
-//! before they read a body. An entry of the cache is valid for one second, counted from before the database was asked, so a key
-//! that was revoked on another node is refused here within a second. A revocation made on this node takes effect at once:
-//! [`Auth::forget`] drops the key's entries, and it keeps the result of a lookup that is under way out of the cache.
+//! Owns a cache of the keys that were looked up lately, and the list of keys whose last use has to be written. Handlers
+//! ask before they read a body. An entry of the cache is valid for one second, counted from before the database was
+//! asked, so a key that was revoked on another node is refused here within a second. A revocation made on this node
+//! takes effect at once: [`Auth::forget`] drops the key's entries, and it keeps the result of a lookup that is under
+//! way out of the cache.
 
 use crate::http::problem::Problem;
 use crate::secret::{Digest, Kind, digest};

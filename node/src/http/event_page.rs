@@ -1,7 +1,7 @@
 //! The answer to `GET …/events` on both ports: one page of a session's log.
 //!
-//! The page is written to the client while it is read from the database, part by part, because a page of large events may be
-//! far too big to hold in memory. When a read fails after the answer has begun, the connection is broken off.
+//! The page is written to the client while it is read from the database, part by part, because a page of large events
+//! may be far too big to hold in memory. When a read fails after the answer has begun, the connection is broken off.
 
 use crate::http::pagination::Page;
 use axum::body::Body;

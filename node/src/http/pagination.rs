@@ -1,7 +1,8 @@
-//! Pagination of lists, the same on both ports: requests have `?cursor=&limit=`, answers `{"items":[…],"next_cursor":…}`.
+//! Pagination of lists, the same on both ports: requests have `?cursor=&limit=`, answers
+//! `{"items":[…],"next_cursor":…}`.
 //!
-//! A cursor is opaque to clients. Each list decides what its cursor holds; it must name the last item of a page, so that items
-//! added or removed meanwhile neither repeat nor hide others.
+//! A cursor is opaque to clients. Each list decides what its cursor holds; it must name the last item of a page, so
+//! that items added or removed meanwhile neither repeat nor hide others.
 
 use crate::http::problem::Problem;
 use axum::extract::{FromRequestParts, Query};

@@ -1,9 +1,10 @@
 //! Problem documents (RFC 7807): the form of every failed REST answer on both ports, and the one catalogue of them.
 //!
-//! `type` is a bare slug and part of the API: clients compare it. `detail` is a text for people. It says what is wrong with the
-//! request and never holds a secret or a text of the database; what a caller must not see is logged instead. Each constructor
-//! is named after what it means and holds its text, so that one failure reads the same wherever it is noticed. Constructors
-//! that take a text are for failures that the caller alone can describe. Handlers and the rest of `http` call them.
+//! `type` is a bare slug and part of the API: clients compare it. `detail` is a text for people. It says what is wrong
+//! with the request and never holds a secret or a text of the database; what a caller must not see is logged instead.
+//! Each constructor is named after what it means and holds its text, so that one failure reads the same wherever it is
+//! noticed. Constructors that take a text are for failures that the caller alone can describe. Handlers and the rest of
+//! `http` call them.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -169,7 +170,8 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "duplicate_name", "a profile of that name exists")
     }
 
-    /// The container runtime did not remove the sandbox. Its session has none any more, and the server removes it later.
+    /// The container runtime did not remove the sandbox. Its session has none any more, and the server removes it
+    /// later.
     pub(crate) fn sandbox_stop_failed(detail: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "sandbox_stop_failed", detail.to_string())
     }

@@ -1,7 +1,8 @@
 //! One connection to one server: making it, listing tools, calling them, closing it.
 //!
-//! A connection that is dropped closes gracefully in a task of [`Connector::closing`], for which the shutdown waits. Nothing is
-//! retried here: a [`Fault`] tells the caller whether the connection can still be used, and whether the request may have run.
+//! A connection that is dropped closes gracefully in a task of [`Connector::closing`], for which the shutdown waits.
+//! Nothing is retried here: a [`Fault`] tells the caller whether the connection can still be used, and whether the
+//! request may have run.
 
 use super::server::{Resolve, ServerConfig, Transport, resolve_headers};
 use super::stdio::Process;
@@ -237,7 +238,8 @@ impl Drop for Connection {
 }
 
 async fn end(mut service: Service, guard: DropGuard) {
-    // An error means that the library's task panicked, which the panic hook has reported. The connection is closed either way.
+    // An error means that the library's task panicked, which the panic hook has reported. The connection is closed
+    // either way.
     let _ = service.close_with_timeout(CLOSE_TIMEOUT).await;
     drop(guard);
 }

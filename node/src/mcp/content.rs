@@ -1,7 +1,7 @@
 //! Tool results as the model sees them: the `content` of a `tool_result`, in blocks that every provider accepts.
 //!
-//! Texts are copied as they are written in JSON, up to a limit; a text is never blank, because providers refuse that. Images
-//! of the types that providers know become image blocks; everything else becomes a text that says what it was.
+//! Texts are copied as they are written in JSON, up to a limit; a text is never blank, because providers refuse that.
+//! Images of the types that providers know become image blocks; everything else becomes a text that says what it was.
 
 use engine::json::{Object, Raw, array, built, encode, string};
 use serde_json::value::RawValue;

@@ -1,8 +1,8 @@
 //! The streamable HTTP transport: that of `rmcp`, over an HTTP client with limits.
 //!
-//! A redirect is followed only within the origin and only if it keeps method and body, so that headers with secrets never
-//! reach another host. Every request ends when its connection is closed, also while the transport of `rmcp` waits for an
-//! answer and does not react to anything else. Errors never hold the URL, which may hold a key.
+//! A redirect is followed only within the origin and only if it keeps method and body, so that headers with secrets
+//! never reach another host. Every request ends when its connection is closed, also while the transport of `rmcp` waits
+//! for an answer and does not react to anything else. Errors never hold the URL, which may hold a key.
 
 use super::Settings;
 use futures_util::StreamExt;
@@ -29,8 +29,8 @@ const MAX_REDIRECTS: usize = 5;
 /// The most bytes of the body of an error answer, which becomes part of a text for the model.
 const MAX_ERROR_BODY: usize = 4 * 1024;
 
-/// The HTTP client for all servers of both HTTP transports. Connecting and calling have timeouts elsewhere, so it has none for
-/// whole requests.
+/// The HTTP client for all servers of both HTTP transports. Connecting and calling have timeouts elsewhere, so it has
+/// none for whole requests.
 pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Error> {
     let redirects = redirect::Policy::custom(|attempt| {
         let keeps_body = matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
@@ -45,7 +45,8 @@ pub(super) fn client(settings: &Settings) -> Result<reqwest::Client, reqwest::Er
         .user_agent(concat!("baesrv/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(settings.connect_timeout)
         .redirect(redirects)
-        // No connections are kept: one whose last body was not read to its end stalls the next request, and calls are rare.
+        // No connections are kept: one whose last body was not read to its end stalls the next request, and calls are
+        // rare.
         .pool_max_idle_per_host(0)
         .tcp_keepalive(Duration::from_secs(30))
         .build()

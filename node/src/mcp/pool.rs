@@ -1,8 +1,8 @@
 //! The live connections of a node: at most one for each session and server, limited in number, closed when idle.
 //!
-//! A slot counts towards the limit before its connection is made, so that the limit also holds when many calls come at once.
-//! Slots with a lease are never evicted or closed for idleness. When a session ends, its slots are removed even if they are
-//! leased; the lease still holds its connection, which is dropped when the lease ends.
+//! A slot counts towards the limit before its connection is made, so that the limit also holds when many calls come at
+//! once. Slots with a lease are never evicted or closed for idleness. When a session ends, its slots are removed even
+//! if they are leased; the lease still holds its connection, which is dropped when the lease ends.
 
 use super::connection::{Connection, Connector, Fault};
 use super::lock;

@@ -1,14 +1,15 @@
 //! The configuration of an MCP server: its name and how it is reached.
 //!
-//! Header values and the values of a child's environment are secrets, which `Debug` does not show. The `${NAME}` in header
-//! values are replaced just before a connection is made.
+//! Header values and the values of a child's environment are secrets, which `Debug` does not show. The `${NAME}` in
+//! header values are replaced just before a connection is made.
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Turns a configured header value into the one that is sent, by replacing every `${NAME}` in it. Its error names what is wrong (an unset variable, an unterminated `${`) and never holds a value.
+/// Turns a configured header value into the one that is sent, by replacing every `${NAME}` in it. Its error names what
+/// is wrong (an unset variable, an unterminated `${`) and never holds a value.
 pub(crate) type Resolve = Arc<dyn Fn(&str) -> Result<SecretString, String> + Send + Sync>;
 
 /// One entry of `[[mcp.servers]]`.

@@ -1,13 +1,13 @@
 //! The older HTTP+SSE transport of MCP (protocol version 2024-11-05).
 //!
-//! Hand-written, because `rmcp` has removed its client for this transport and servers that speak nothing else are still in
-//! use. `rmcp` does the rest: this is one of its workers, and `sse-stream` reads the events. The file can go when the
-//! configuration no longer accepts `transport = "sse"`, or when a maintained library offers such a client with bounds on the
-//! size of a message.
+//! Hand-written, because `rmcp` has removed its client for this transport and servers that speak nothing else are still
+//! in use. `rmcp` does the rest: this is one of its workers, and `sse-stream` reads the events. The file can go when
+//! the configuration no longer accepts `transport = "sse"`, or when a maintained library offers such a client with
+//! bounds on the size of a message.
 //!
-//! A GET opens an event stream. Its first event, `endpoint`, says where messages are POSTed; the answers come as `message`
-//! events. The endpoint must be of the stream's origin, because the configured headers go there too. When the stream ends
-//! so does the connection: the session on the server cannot be resumed.
+//! A GET opens an event stream. Its first event, `endpoint`, says where messages are POSTed; the answers come as
+//! `message` events. The endpoint must be of the stream's origin, because the configured headers go there too. When the
+//! stream ends so does the connection: the session on the server cannot be resumed.
 
 use super::http::describe;
 use super::wire::{EndReason, MAX_MALFORMED, parse};

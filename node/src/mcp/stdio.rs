@@ -1,9 +1,9 @@
 //! An MCP server as a child process, with one JSON message a line on its standard input and output.
 //!
-//! It runs in a process group of its own, which is ended as a whole: first standard input is closed, then SIGTERM is sent, then
-//! SIGKILL, each after the grace period. Dropping the transport kills at once. The child's environment holds the inherited
-//! variables of the settings and the configured ones, and never the rest of the node's own, which holds secrets. Standard
-//! error is discarded, because it may hold tool input.
+//! It runs in a process group of its own, which is ended as a whole: first standard input is closed, then SIGTERM is
+//! sent, then SIGKILL, each after the grace period. Dropping the transport kills at once. The child's environment holds
+//! the inherited variables of the settings and the configured ones, and never the rest of the node's own, which holds
+//! secrets. Standard error is discarded, because it may hold tool input.
 
 use super::Settings;
 use super::wire::{EndReason, MAX_MALFORMED, parse};
@@ -27,8 +27,9 @@ use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 use tokio_util::sync::CancellationToken;
 
 const SIGTERM: i32 = 15;
-/// How long the output is still read after the process has ended or has closed its input or output. Its last lines may still
-/// be in the pipe, and its exit status comes soon; but children that it has left behind may keep the pipe open for ever.
+/// How long the output is still read after the process has ended or has closed its input or output. Its last lines may
+/// still be in the pipe, and its exit status comes soon; but children that it has left behind may keep the pipe open
+/// for ever.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The transport.
@@ -91,7 +92,8 @@ impl Process {
         })
     }
 
-    /// The next line; `None` when the output or the process has ended. All state is in `self`, so the future may be dropped.
+    /// The next line; `None` when the output or the process has ended. All state is in `self`, so the future may be
+    /// dropped.
     async fn line(&mut self) -> Option<Result<Bytes, AnyDelimiterCodecError>> {
         let until = match self.drain_deadline {
             Some(until) => until,

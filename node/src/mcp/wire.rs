@@ -3,7 +3,8 @@
 use rmcp::model::ServerJsonRpcMessage;
 use std::sync::{Arc, OnceLock};
 
-/// A connection skips messages that are not MCP, because some servers print a greeting. It ends after more than this many.
+/// A connection skips messages that are not MCP, because some servers print a greeting. It ends after more than this
+/// many.
 pub(super) const MAX_MALFORMED: usize = 1000;
 
 /// Parses one JSON-RPC message; `None` if the text is something else.
@@ -12,8 +13,8 @@ pub(super) fn parse(text: &[u8]) -> Option<ServerJsonRpcMessage> {
     serde_json::from_slice(text).inspect_err(|_| tracing::debug!(bytes = text.len(), "not an MCP message")).ok()
 }
 
-/// Why the transport of a connection has ended; empty while it runs. The transport sets it once, before the calls that wait
-/// for an answer fail, so that no new call starts on the connection.
+/// Why the transport of a connection has ended; empty while it runs. The transport sets it once, before the calls that
+/// wait for an answer fail, so that no new call starts on the connection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EndReason(Arc<OnceLock<String>>);
 

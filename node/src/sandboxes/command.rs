@@ -20,8 +20,9 @@ pub(crate) enum Ran {
     Failed(Sandbox, String),
 }
 
-/// Runs a command with the configured bounds; none was given where a tool's input has none. It is ended when the caller stops waiting. A sandbox that turns out to be gone is
-/// forgotten, and the log says why, so that another one can be started.
+/// Runs a command with the configured bounds; none was given where a tool's input has none. It is ended when the caller
+/// stops waiting. A sandbox that turns out to be gone is forgotten, and the log says why, so that another one can be
+/// started.
 ///
 /// # Errors
 /// The database's.
@@ -48,8 +49,8 @@ pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<Strin
     })
 }
 
-/// Tells in the log that a command, which is no part of a turn, did not run to its end. A sandbox that is gone has its event
-/// already.
+/// Tells in the log that a command, which is no part of a turn, did not run to its end. A sandbox that is gone has its
+/// event already.
 ///
 /// # Errors
 /// The database's.

@@ -23,7 +23,8 @@ pub(crate) async fn provision(app: &Arc<App>, names: &[String]) -> Result<(), Er
     Ok(())
 }
 
-/// Provisions images that are pending and that no node works on, one after the other, until there is none or the node stops.
+/// Provisions images that are pending and that no node works on, one after the other, until there is none or the node
+/// stops.
 pub(super) async fn provision_pending(app: &App, driver: &Sandboxes) {
     while !app.stop.is_cancelled() {
         let name = match app.log.claim_image().await {

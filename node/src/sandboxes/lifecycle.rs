@@ -126,8 +126,8 @@ pub(super) async fn finish_start(app: &App, driver: &Sandboxes, sandbox: &Sandbo
     }
 }
 
-/// Stops the session's sandbox because a client or an operator asks for it, who may name which one. It is removed whether or not
-/// the caller waits.
+/// Stops the session's sandbox because a client or an operator asks for it, who may name which one. It is removed
+/// whether or not the caller waits.
 ///
 /// # Errors
 /// See [`NotStopped`].

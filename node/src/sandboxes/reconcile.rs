@@ -1,9 +1,9 @@
 //! The reconciler: it brings the database and the container runtime together again after whatever was lost.
 //!
-//! One node of the cluster does it at a time; all it does is checked by the database, so that two at once do no harm. It carries
-//! on what a lost node left in the middle, notes sandboxes and subagents that have ended, and removes containers that no row
-//! names. A row is written before its container is made, so a container that was listed, and is then named by no row, belongs to
-//! nobody; still it is removed only when it was found so twice, some time apart.
+//! One node of the cluster does it at a time; all it does is checked by the database, so that two at once do no harm.
+//! It carries on what a lost node left in the middle, notes sandboxes and subagents that have ended, and removes
+//! containers that no row names. A row is written before its container is made, so a container that was listed, and is
+//! then named by no row, belongs to nobody; still it is removed only when it was found so twice, some time apart.
 
 use super::lifecycle::{NotStarted, NotStopped, discard, finish_start, finish_stop, lost, remove};
 use super::{images, subagents};
@@ -121,8 +121,8 @@ async fn ended(app: &App, driver: &Sandboxes, subagent: &Subagent) -> Result<(),
     let launched = &subagent.launched;
     match subagent.end.state {
         SubagentState::Running => subagents::collect(app, driver, subagent).await,
-        // The node that launched it was lost after the log said that it runs. If the log does not say so, the turn's next owner
-        // launches it again.
+        // The node that launched it was lost after the log said that it runs. If the log does not say so, the turn's
+        // next owner launches it again.
         _ if !subagent.busy && app.log.says_that_it_runs(launched.session, launched.id).await? => {
             app.log.subagent_runs(launched.id).await
         }

@@ -20,8 +20,8 @@ const LAUNCHING: Duration = Duration::from_secs(10);
 /// The pause between two looks at it.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Starts the subagent whose start a turn has logged. Starting it again, on another node too, is the same start. The error is
-/// the detail for the log and the model.
+/// Starts the subagent whose start a turn has logged. Starting it again, on another node too, is the same start. The
+/// error is the detail for the log and the model.
 pub(crate) async fn launch(
     app: &App,
     session: SessionId,
@@ -63,8 +63,8 @@ pub(crate) async fn launch(
     Ok(())
 }
 
-/// What the status tool answers, and the subagents whose end it tells: they are to be forgotten once the answer is committed.
-/// The inner error is the text of an error result.
+/// What the status tool answers, and the subagents whose end it tells: they are to be forgotten once the answer is
+/// committed. The inner error is the text of an error result.
 ///
 /// # Errors
 /// The database's.

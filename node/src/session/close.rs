@@ -1,8 +1,8 @@
 //! Closing a session, for a client's request, a revoked key, or a node that died in the middle of one.
 //!
-//! A closing has three steps (ARCHITECTURE.md, I9): the session is marked in the database, what runs in it is stopped wherever
-//! it runs, and the log ends with `session.close`. A session that is marked is always brought to the last step, by the sweep
-//! if need be.
+//! A closing has three steps (ARCHITECTURE.md, I9): the session is marked in the database, what runs in it is stopped
+//! wherever it runs, and the log ends with `session.close`. A session that is marked is always brought to the last
+//! step, by the sweep if need be.
 
 use crate::app::App;
 use crate::sandboxes;

@@ -1,5 +1,5 @@
-//! Driving a call. The engine decides each step; this module does it: it appends the step's events to the log, does the action
-//! (ask the provider, call a tool), and gives the answer to the engine.
+//! Driving a call. The engine decides each step; this module does it: it appends the step's events to the log, does the
+//! action (ask the provider, call a tool), and gives the answer to the engine.
 //!
 //! Nothing is done before the events that announce it are committed. The session's owner calls [`Owner::drive`].
 
@@ -21,8 +21,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-/// How long an append of a running turn is repeated while the database is unavailable. After that the turn is left in the log,
-/// where the sweep of some node finds it.
+/// How long an append of a running turn is repeated while the database is unavailable. After that the turn is left in
+/// the log, where the sweep of some node finds it.
 const APPEND_TIME: Duration = Duration::from_secs(30);
 /// The pause between repetitions.
 const APPEND_RETRY: Duration = Duration::from_millis(200);
@@ -44,8 +44,9 @@ pub(super) struct Open {
     pub first: Option<Step>,
 }
 
-/// A call and the trace context (W3C `traceparent`) that its caller sent. It is the context of what is done outside for the
-/// call: each provider attempt and each tool call is a span of its own in it, also after another node has taken the call over.
+/// A call and the trace context (W3C `traceparent`) that its caller sent. It is the context of what is done outside for
+/// the call: each provider attempt and each tool call is a span of its own in it, also after another node has taken the
+/// call over.
 pub(super) struct CallTrace {
     pub call: CallId,
     pub parent: Option<String>,
@@ -277,9 +278,9 @@ impl Owner {
                     self.lease.refuse_all(&RpcError::not_open(state)).await;
                     Ended::Stop
                 }
-                // The gate is not as it seemed (the database's clock decides when a pause is over), or nobody knows whether
-                // the call is open: the session is taken anew, which fences off what may still come, and read. A call that
-                // has opened is carried on from there, another one has kept its place.
+                // The gate is not as it seemed (the database's clock decides when a pause is over), or nobody knows
+                // whether the call is open: the session is taken anew, which fences off what may still come, and read.
+                // A call that has opened is carried on from there, another one has kept its place.
                 Error::PreconditionFailed | Error::Unknown => {
                     if opening.is_some() {
                         self.lease.unclaim(call).await;
@@ -312,8 +313,8 @@ impl Owner {
         }
     }
 
-    /// The call has started already, and its queue entry outlived that; or another with its idempotency key was faster, and
-    /// this one's callers follow that.
+    /// The call has started already, and its queue entry outlived that; or another with its idempotency key was faster,
+    /// and this one's callers follow that.
     async fn follow_winner(&self, call: CallId, opening: Option<&(Call, GateFound)>) {
         match self.app.log.call(call).await {
             Ok(Some(record)) => {

@@ -1,5 +1,5 @@
-//! What a session's owner holds, and what the engine needs to know of the session. `owner` takes sessions and serves their
-//! queues, `drive` carries out their calls; both work on this, and only the task that holds the lease does.
+//! What a session's owner holds, and what the engine needs to know of the session. `owner` takes sessions and serves
+//! their queues, `drive` carries out their calls; both work on this, and only the task that holds the lease does.
 
 use crate::app::App;
 use coordinator::cluster::Lease;

@@ -1,4 +1,5 @@
-//! The owner of one session: it takes the session, carries on a turn that was interrupted, then serves the session's queue.
+//! The owner of one session: it takes the session, carries on a turn that was interrupted, then serves the session's
+//! queue.
 //!
 //! Only the task that holds the lease runs this. `session` starts it for every lease that the coordinator hands over.
 
@@ -66,8 +67,8 @@ async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted
             lease.refuse_all(&RpcError::not_open(row.state.public_name())).await;
             return Ok(None);
         }
-        // The lease is confirmed between reading the epoch and advancing it: a node that was frozen meanwhile has lost the lease,
-        // and must not take the session from its new owner.
+        // The lease is confirmed between reading the epoch and advancing it: a node that was frozen meanwhile has lost
+        // the lease, and must not take the session from its new owner.
         if !lease.confirm().await {
             return Ok(None);
         }
@@ -130,8 +131,8 @@ impl Owner {
         }
     }
 
-    /// Cleans up after a session that is not served any more: closes its MCP connections. A node that ends hands the session
-    /// over first, so that another node can take it at once.
+    /// Cleans up after a session that is not served any more: closes its MCP connections. A node that ends hands the
+    /// session over first, so that another node can take it at once.
     async fn stopped(self) -> Option<Lease> {
         let Owner { app, lease, session, .. } = self;
         if app.halt.is_cancelled() {
@@ -162,7 +163,8 @@ impl Owner {
         };
         drop(held);
         if expired && !wanted && self.app.cluster.is_shared() && self.app.mcp.connected(self.session) {
-            // MCP servers may keep state for the session, so it stays on this node until their connections are idle too.
+            // MCP servers may keep state for the session, so it stays on this node until their connections are idle
+            // too.
             return false;
         }
         if !expired && self.pause.is_some() {
@@ -211,7 +213,8 @@ impl Owner {
                 if !matches!(error, Error::Unavailable(_)) {
                     return self.refuse(call.id, RpcError::internal()).await;
                 }
-                // The call keeps its place. This node takes the session anew, or gives it to one that reaches the database.
+                // The call keeps its place. This node takes the session anew, or gives it to one that reaches the
+                // database.
                 self.lease.unclaim(call.id).await;
                 tokio::time::sleep(RETRY).await;
                 return Ended::Reload;

@@ -12,9 +12,9 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Follows up a revocation that this node has written to the database, and that its authentication has forgotten already: ends
-/// the key's queued calls and streams here and on the other nodes, counts its pauses as expired, and closes the sessions that
-/// no other active key belongs to (docs/api.md 10).
+/// Follows up a revocation that this node has written to the database, and that its authentication has forgotten
+/// already: ends the key's queued calls and streams here and on the other nodes, counts its pauses as expired, and
+/// closes the sessions that no other active key belongs to (docs/api.md 10).
 ///
 /// # Errors
 /// The database's.
@@ -24,14 +24,16 @@ pub(crate) async fn follow_up(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
     close_or_wake(app, key).await
 }
 
-/// Drops what this node holds for a key that another node has revoked. That node does what has to be done once in the database.
+/// Drops what this node holds for a key that another node has revoked. That node does what has to be done once in the
+/// database.
 fn heard_of(app: &App, key: KeyId) {
     app.auth.forget(key);
     app.cluster.forget(key, &RpcError::client_key_revoked());
     app.revoke(key);
 }
 
-/// Closes the sessions that no other active key belongs to, and wakes the others, whose pause for the revoked key has ended.
+/// Closes the sessions that no other active key belongs to, and wakes the others, whose pause for the revoked key has
+/// ended.
 async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
     for (session, remaining) in app.log.expire_pauses_of(key).await? {
         match remaining {

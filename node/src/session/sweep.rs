@@ -1,7 +1,7 @@
 //! The sweep: it finds sessions that have something unfinished and no owner.
 //!
-//! It relies on the database alone, so it finds whatever a crashed node, a lost message or an unavailable database left behind.
-//! Each node runs one task with [`sweep`]; several nodes may do so at the same time.
+//! It relies on the database alone, so it finds whatever a crashed node, a lost message or an unavailable database left
+//! behind. Each node runs one task with [`sweep`]; several nodes may do so at the same time.
 
 use super::close::finish_closing;
 use crate::app::App;
@@ -12,7 +12,8 @@ use std::time::Duration;
 /// About how often it looks. The pause varies, so that the nodes do not ask the database at the same moment.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Looks for turns and closings that no node works on: at once, and then about every second. Returns when the node stops.
+/// Looks for turns and closings that no node works on: at once, and then about every second. Returns when the node
+/// stops.
 pub(crate) async fn sweep(app: Arc<App>) {
     loop {
         match app.log.unfinished().await {

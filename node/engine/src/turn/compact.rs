@@ -124,8 +124,8 @@ impl Turn {
         Step { events, store: true, action: Action::End(End { outcome, gate: GateAfter::Free }) }
     }
 
-    /// The result of the compaction could not be stored, on a `Turn` folded anew: says so in the log. A message's turn still
-    /// succeeds; a `session.compact` is answered with an internal error.
+    /// The result of the compaction could not be stored, on a `Turn` folded anew: says so in the log. A message's turn
+    /// still succeeds; a `session.compact` is answered with an internal error.
     pub fn store_failed(&mut self, ctx: &Context<'_>) -> Step {
         let key = self.acting().unwrap_or(KeyId([0; 16]));
         let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);

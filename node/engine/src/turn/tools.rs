@@ -159,7 +159,8 @@ impl Turn {
         self.tool_answered(ctx, key, &tool_use, is_error, text_content(&text));
     }
 
-    /// The launch that a tool use asks for, or why there is none. A subagent whose start is logged has its place already.
+    /// The launch that a tool use asks for, or why there is none. A subagent whose start is logged has its place
+    /// already.
     fn checked(&self, ctx: &Context<'_>, tool_use: &ToolUse) -> Result<subagent::Launch, String> {
         let launching = self.round.as_ref().is_some_and(|round| round.running.is_some());
         let running = if launching { 0 } else { ctx.running_subagents };
@@ -221,8 +222,8 @@ impl Turn {
         self.tool_answered(ctx, key, &tool_use, is_error, content);
     }
 
-    /// A tool with a recorded request and no response is not run again; a subagent's start is, because its name makes that
-    /// the same start.
+    /// A tool with a recorded request and no response is not run again; a subagent's start is, because its name makes
+    /// that the same start.
     pub(super) fn fail_interrupted_tool(&mut self, ctx: &Context<'_>, key: KeyId) {
         let Some(running) = self.round.as_ref().and_then(|round| round.running) else { return };
         let Some((_, tool_use)) = self.current_use() else { return };

@@ -32,8 +32,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// The key from the flags, the environment or the usual files. Having none is no error, because the server may run with
-    /// authentication switched off.
+    /// The key from the flags, the environment or the usual files. Having none is no error, because the server may run
+    /// with authentication switched off.
     fn key(&self, environment: &dyn Environment) -> Result<Option<SecretString>, Usage> {
         if let Some(key) = &self.admin_key {
             return Ok(Some(key.clone()));

@@ -74,8 +74,8 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// A text without control characters. Clients and models write some of the texts that are shown, and must not be able to
-/// control the administrator's terminal.
+/// A text without control characters. Clients and models write some of the texts that are shown, and must not be able
+/// to control the administrator's terminal.
 pub(super) fn without_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -26,8 +26,8 @@ const TOOLS: [&str; 10] = [
     "local_subagent_status",
 ];
 
-/// Returns the client key in the file, after making sure that the profile exists and asks this provider. A key that is missing
-/// or that this database does not know is replaced.
+/// Returns the client key in the file, after making sure that the profile exists and asks this provider. A key that is
+/// missing or that this database does not know is replaced.
 pub(super) async fn prepare(
     accounts: &Accounts,
     file: &Path,

@@ -1,7 +1,7 @@
 //! `baesrv dev --nodes N`: a cluster on one machine, to watch one node take over from another.
 //!
-//! Each node is a `baesrv serve` process of its own. A TCP proxy on the usual ports gives each connection to the next node,
-//! and skips nodes that do not accept connections.
+//! Each node is a `baesrv serve` process of its own. A TCP proxy on the usual ports gives each connection to the next
+//! node, and skips nodes that do not accept connections.
 
 use super::services::{Services, free_port, listening, spawn};
 use crate::admin::key::write_secret;
@@ -41,8 +41,8 @@ pub(super) struct Cluster<'a> {
 }
 
 impl Cluster<'_> {
-    /// Starts the nodes behind the ports, prints `banner`, and runs until the stop; then it stops the nodes and waits for
-    /// them. They know `provider` in addition to those in the configuration file.
+    /// Starts the nodes behind the ports, prints `banner`, and runs until the stop; then it stops the nodes and waits
+    /// for them. They know `provider` in addition to those in the configuration file.
     pub(crate) async fn run(
         &self,
         count: u8,

@@ -1,4 +1,5 @@
-//! Redis and Postgres for `baesrv dev --nodes`: those that the environment names, or installed ones started in the folder.
+//! Redis and Postgres for `baesrv dev --nodes`: those that the environment names, or installed ones started in the
+//! folder.
 
 use crate::cli::terminal::Failure;
 use crate::config::{Environment, Usage};
@@ -112,7 +113,8 @@ pub(super) fn spawn(mut command: Command, log: &Path, missing: &str) -> Result<C
     let file = std::fs::File::options().create(true).append(true).open(log).map_err(refuse)?;
     let copy = file.try_clone().map_err(refuse)?;
     command.stdin(Stdio::null()).stdout(Stdio::from(copy)).stderr(Stdio::from(file)).kill_on_drop(true);
-    // In a process group of its own, because the terminal sends Ctrl-C to the whole group: `dev` stops the others in order.
+    // In a process group of its own, because the terminal sends Ctrl-C to the whole group: `dev` stops the others in
+    // order.
     command.process_group(0).spawn().map_err(refuse)
 }
 
