@@ -29,7 +29,7 @@ impl Reader {
     /// read after that, so nothing is lost in between; where there are no other nodes there is nothing to await.
     ///
     /// # Errors
-    /// `NotFound`; the database's.
+    /// `NotFound`; or an error of the database.
     pub async fn open(
         log: &Log,
         session: SessionId,

@@ -57,7 +57,7 @@ impl Log {
     /// Those of these calls that have started.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub(crate) async fn started(&self, calls: &[CallId]) -> Result<HashSet<CallId>, Error> {
         let mut started = HashSet::new();
         for batch in calls.chunks(BATCH) {
@@ -71,7 +71,7 @@ impl Log {
     /// The call that an idempotency key names.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn call_by_key(&self, session: SessionId, key: KeyId, name: &str) -> Result<Option<CallRecord>, Error> {
         let row = self.db.read(&BY_KEY).bind(session.0.as_slice()).bind(key.0.as_slice()).bind(name).optional().await?;
         row.as_ref().map(CallRecord::read).transpose()
@@ -80,7 +80,7 @@ impl Log {
     /// A call, if it has started.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn call(&self, call: CallId) -> Result<Option<CallRecord>, Error> {
         let row = self.db.read(&BY_ID).bind(call.0.as_slice()).optional().await?;
         row.as_ref().map(CallRecord::read).transpose()

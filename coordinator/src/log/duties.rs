@@ -22,7 +22,7 @@ impl Log {
     /// Takes a duty for that node, or keeps it. Returns whether it is the node's now, for that time.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn take_duty(&self, name: &'static str, node: &str, time: Duration) -> Result<bool, Error> {
         let node = node.to_owned();
         let taken = self.db.write_one(
@@ -40,7 +40,7 @@ impl Log {
     /// call.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn deployment(&self) -> Result<String, Error> {
         let id = crate::fresh_id();
         self.db

@@ -26,7 +26,7 @@ impl Log {
     /// Notes that a node of this cluster lives.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn record_heartbeat(&self) -> Result<(), Error> {
         self.db.write_one(|c| Box::pin(async move { c.query(&RECORD).execute().await.map(drop) }), |()| ()).await
     }
@@ -34,7 +34,7 @@ impl Log {
     /// Whether a node of this cluster lived within that time.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn others_alive(&self, within: Duration) -> Result<bool, Error> {
         let row = self.db.read(&AGE).optional().await?;
         let age: Option<i64> = row.map(|row| row.get("age")).transpose()?;
@@ -44,7 +44,7 @@ impl Log {
     /// Moves the feeds of these sessions to where their logs are.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub(crate) async fn reconcile(&self, sessions: &[SessionId]) -> Result<(), Error> {
         for batch in sessions.chunks(BATCH) {
             for row in self.db.read(&HEADS).bind(super::hex_list(batch)).all().await? {

@@ -85,7 +85,7 @@ impl Log {
     /// Has it found out again whether these images can be started.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn mark_images_pending(&self, names: &[String]) -> Result<(), Error> {
         let names = list(names);
         self.db
@@ -97,7 +97,7 @@ impl Log {
     /// were made while no sandbox driver was configured. It reads all profiles.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn mark_unknown_images_pending(&self) -> Result<(), Error> {
         self.db.write_one(|c| Box::pin(async move { c.query(&MARK_UNKNOWN).execute().await.map(drop) }), |()| ()).await
     }
@@ -105,7 +105,7 @@ impl Log {
     /// What is known of these images. One that was never marked is not in the answer.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn image_statuses(&self, names: &[String]) -> Result<HashMap<String, ImageStatus>, Error> {
         let rows = self.db.read(&STATUSES).bind(list(names)).all().await?;
         let status = |row: &crate::db::sql::Row| {
@@ -119,7 +119,7 @@ impl Log {
     /// was faster.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn claim_image(&self) -> Result<Option<String>, Error> {
         let Some(row) = self.db.read(&NEXT).optional().await? else { return Ok(None) };
         let name: String = row.get("name")?;
@@ -129,7 +129,7 @@ impl Log {
     /// Keeps an image claimed, [`BUSY`](super::BUSY) from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn keep_image_busy(&self, name: &str) -> Result<(), Error> {
         self.image_update(&KEEP_BUSY, name.to_owned()).await.map(drop)
     }
@@ -137,7 +137,7 @@ impl Log {
     /// Notes whether a pending image can be started.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn note_image(&self, name: &str, status: ImageStatus) -> Result<(), Error> {
         let name = name.to_owned();
         self.db

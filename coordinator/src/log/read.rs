@@ -68,7 +68,7 @@ impl Log {
     /// Events after that number, at most `limit`.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn page(&self, session: SessionId, after: EventNumber, limit: u32) -> Result<Page, Error> {
         let before = self.requests.newest(session).map_or(Before::Nothing, Before::Some);
         let page = self.page_from(session, after, limit, before).await?;
@@ -147,7 +147,7 @@ impl Log {
     /// The number of the event, if it is in this session's log.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn number_of(&self, session: SessionId, event: EventId) -> Result<Option<EventNumber>, Error> {
         let row = self.db.read(&NUMBER).bind(event.0.as_slice()).bind(session.0.as_slice()).optional().await?;
         row.map(|row| Ok(EventNumber(row.get("number")?))).transpose()
@@ -157,7 +157,7 @@ impl Log {
     /// is broken (docs/api.md 4.1).
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn fold(&self, session: SessionId) -> Result<Turn, Error> {
         let start = self.history_start(session).await?;
         let usage = match start {

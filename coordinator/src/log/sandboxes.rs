@@ -137,7 +137,7 @@ impl Log {
     /// # Errors
     /// `PreconditionFailed` when the sandbox is not in the state that the change starts from; `Duplicate` when it is
     /// not the session's only one; `NotOpen` when events cannot be appended (a start needs an open session, the others
-    /// also go into one that is being closed); the database's.
+    /// also go into one that is being closed); or an error of the database.
     pub async fn change_sandbox(
         &self,
         session: SessionId,
@@ -170,7 +170,7 @@ impl Log {
     /// The sandboxes of a session, in the order in which they were started. At most one of them starts or runs.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn sandboxes_of(&self, session: SessionId) -> Result<Vec<Sandbox>, Error> {
         let rows = self.db.read(&OF_SESSION).bind(session.0.as_slice()).all().await?;
         rows.iter().map(Sandbox::read).collect()
@@ -179,7 +179,7 @@ impl Log {
     /// All sandboxes, in the order in which they were started.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn sandboxes(&self) -> Result<Vec<Sandbox>, Error> {
         self.db.read(&ALL).all().await?.iter().map(Sandbox::read).collect()
     }
@@ -188,7 +188,7 @@ impl Log {
     /// first.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn unattended_sandboxes(&self) -> Result<Vec<Sandbox>, Error> {
         self.db.read(&UNATTENDED).all().await?.iter().map(Sandbox::read).collect()
     }
@@ -196,7 +196,7 @@ impl Log {
     /// Keeps a sandbox's row for this node, [`BUSY`] from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn keep_sandbox_busy(&self, id: SandboxId) -> Result<(), Error> {
         self.sandbox_update(&KEEP_BUSY, id).await.map(drop)
     }
@@ -204,7 +204,7 @@ impl Log {
     /// Takes over a sandbox that nobody works on. Returns whether it is this node's now, for [`BUSY`].
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn claim_sandbox(&self, id: SandboxId) -> Result<bool, Error> {
         Ok(self.sandbox_update(&CLAIM, id).await? > 0)
     }

@@ -211,7 +211,7 @@ impl Log {
     /// Client keys that drive the session, sorted.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn drivers(&self, session: SessionId) -> Result<Vec<KeyId>, Error> {
         let rows = self.db.read(&DRIVERS).bind(session.0.as_slice()).all().await?;
         rows.iter().map(|row| KeyId::read(row, "client_key")).collect()
@@ -220,7 +220,7 @@ impl Log {
     /// Sessions with a running call or an unfinished closing: what a node that starts has to carry on.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn unfinished(&self) -> Result<Vec<(SessionId, State)>, Error> {
         let rows = self.db.read(&UNFINISHED).all().await?;
         rows.iter().map(|row| Ok((SessionId::read(row, "id")?, State::parse(row.get("state")?)?))).collect()

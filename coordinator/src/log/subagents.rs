@@ -181,7 +181,7 @@ impl Log {
     /// Notes a subagent whose start is logged, before its container is made. Noted already is as good.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn add_subagent(&self, new: NewSubagent) -> Result<(), Error> {
         self.db
             .write_one(
@@ -207,7 +207,7 @@ impl Log {
     /// Says that this node is still launching the subagent, for [`BUSY`](super::BUSY) from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn keep_subagent_busy(&self, id: SubagentId) -> Result<(), Error> {
         self.db
             .write_one(
@@ -224,7 +224,7 @@ impl Log {
     /// The log says that the subagent runs, so that its end may be logged from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn subagent_runs(&self, id: SubagentId) -> Result<(), Error> {
         self.subagent_update(&RUNS, id).await
     }
@@ -232,7 +232,7 @@ impl Log {
     /// The subagent could not be started, and nothing of it is left.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn subagent_not_launched(&self, id: SubagentId) -> Result<(), Error> {
         self.subagent_update(&NOT_LAUNCHED, id).await
     }
@@ -240,7 +240,7 @@ impl Log {
     /// Forgets a subagent whose end was reported to the model. One that has not ended stays.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn forget_subagent(&self, id: SubagentId) -> Result<(), Error> {
         self.subagent_update(&FORGET, id).await
     }
@@ -249,7 +249,7 @@ impl Log {
     ///
     /// # Errors
     /// `PreconditionFailed` when it does not run, because its end is noted already or its start is not complete;
-    /// `NotOpen` when the session has ended; the database's.
+    /// `NotOpen` when the session has ended; or an error of the database.
     pub async fn end_subagent(
         &self,
         session: SessionId,
@@ -284,7 +284,7 @@ impl Log {
     /// The subagents of a session whose end was not reported yet, in the order in which they were launched.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn subagents_of(&self, session: SessionId) -> Result<Vec<Subagent>, Error> {
         let rows = self.db.read(&OF_SESSION).bind(session.0.as_slice()).all().await?;
         rows.iter().map(Subagent::read).collect()
@@ -293,7 +293,7 @@ impl Log {
     /// Every subagent that has not ended, by id.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn live_subagents(&self) -> Result<Vec<Subagent>, Error> {
         self.db.read(&LIVE).all().await?.iter().map(Subagent::read).collect()
     }
@@ -302,7 +302,7 @@ impl Log {
     /// node was lost between the append that says so and [`Log::subagent_runs`].
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn says_that_it_runs(&self, session: SessionId, id: SubagentId) -> Result<bool, Error> {
         let query = self.db.read(&SAYS_THAT_IT_RUNS).bind(session.0.as_slice()).bind(format!("%\"{id}\"%"));
         Ok(query.optional().await?.is_some())
@@ -311,7 +311,7 @@ impl Log {
     /// Sessions that have ended and still have subagents: at most 100.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn ended_sessions_with_subagents(&self) -> Result<Vec<SessionId>, Error> {
         let rows = self.db.read(&ENDED_SESSIONS).all().await?;
         rows.iter().map(|row| SessionId::read(row, "session")).collect()
@@ -320,7 +320,7 @@ impl Log {
     /// Forgets all subagents of a session that has ended.
     ///
     /// # Errors
-    /// The database's.
+    /// When the database fails.
     pub async fn forget_subagents_of(&self, session: SessionId) -> Result<(), Error> {
         self.db
             .write_one(

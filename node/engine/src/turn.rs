@@ -1,13 +1,14 @@
-//! The turn as a fold over the session's log.
+//! A turn of a session, computed from the session's log.
 //!
-//! [`Turn`] is what the log says so far ([`Turn::apply`], one event at a time). From that and a [`Context`] it says
-//! what comes next ([`Turn::next`]): events to append, then one external act, a pause or the end. Whoever drives it
-//! appends, does the act, and feeds what came of it back. What must hold:
+//! [`Turn::apply`] takes the events of the log, one at a time and in order. From them and a [`Context`], [`Turn::next`]
+//! decides what comes next: events to append, and then one action outside of the engine, a pause, or the end of the
+//! call. The caller (the session's owner in the node) appends the events, does the action, and passes its answer back.
+//! These rules hold:
 //!
-//! - The state is a function of the events alone, so a turn can be stopped after any append and carried on elsewhere.
-//! - Events that nothing external separates are one append.
-//! - It applies its own events as it makes them, before they are committed: a driver whose append fails for good throws
-//!   the `Turn` away and folds the log again.
+//! - The state depends on the events alone, so a turn can be stopped after any append and carried on by another node.
+//! - Events with no outside action between them are one append.
+//! - A turn applies its own events when it makes them, before they are committed. A caller whose append fails for good
+//!   drops the `Turn` and computes it from the log again.
 
 mod compact;
 mod decide;
@@ -33,140 +34,142 @@ use std::time::Duration;
 
 pub use open::Opening;
 
-/// Takeovers after a crash without progress that end a call (ARCHITECTURE.md, I6).
+/// A call is ended when this many of its owners in a row were lost without an append (ARCHITECTURE.md, I6).
 pub const MAX_TAKEOVERS: u32 = 5;
 
-/// What decisions need beside the log, passed in as data.
+/// What decisions depend on besides the log.
 pub struct Context<'a> {
-    /// The profile's primary provider, or why it does not resolve.
+    /// The profile's primary provider, or why it cannot be used.
     pub primary: Result<Entry, String>,
-    /// The profile's fallbacks that resolve, in order.
+    /// Those of the profile's fallback providers that can be used, in order.
     pub fallbacks: Vec<Entry>,
-    /// The tools of the acting client and the session.
+    /// The tools that the acting client and the session offer.
     pub tools: Toolbox,
-    /// Images the profile allows.
+    /// The images that the profile allows.
     pub available_sandboxes: Vec<String>,
-    /// The session's setting.
+    /// The session's setting for compaction.
     pub compaction: Compaction,
-    /// How long a pause keeps the gate.
+    /// How long a pause keeps the gate for its client.
     pub pause_timeout: Duration,
-    /// Provider round trips of one call.
+    /// The most provider round trips of one call.
     pub max_rounds: u32,
-    /// Subagents of one session that may run at once.
+    /// The most subagents of one session that may run at once.
     pub max_subagents: usize,
-    /// Subagents of this session that run. The database counts them: their ends are logged by whichever node sees them,
-    /// which a history that is kept in memory would miss.
+    /// How many subagents of this session run. The database counts them, because any node may log the end of a
+    /// subagent, and a turn that is kept in memory does not see that event.
     pub running_subagents: usize,
-    /// Makes the bytes of a new id.
+    /// Makes 16 random bytes for a new id.
     pub fresh: &'a (dyn Fn() -> [u8; 16] + Send + Sync),
 }
 
-/// Events to append, then what to do.
+/// Events to append, and what to do once they are committed.
 #[derive(Debug)]
 pub struct Step {
-    /// One append; may be empty only where a call is carried on.
+    /// The events of one append. Empty only when a call is carried on.
     pub events: Vec<NewEvent>,
-    /// The append stores a compaction's result: if it cannot be made, fold anew and say [`Turn::store_failed`].
+    /// Whether the append stores a compaction's result. If it fails for good, the caller computes the turn again and
+    /// calls [`Turn::store_failed`].
     pub store: bool,
-    /// What follows once they are committed.
+    /// What to do once the events are committed.
     pub action: Action,
 }
 
-/// What follows an append.
+/// What to do after an append.
 #[derive(Debug)]
 pub enum Action {
-    /// Ask again at once: these events had to be committed by themselves.
+    /// Call [`Turn::next`] again at once; these events had to be committed by themselves.
     Continue,
-    /// Make this attempt, then [`Turn::provider_answered`].
+    /// Send this request to its provider, then call [`Turn::provider_answered`].
     Ask(Arc<Request>),
     /// Call this MCP tool, then [`Turn::mcp_answered`].
     Mcp(ToolUse),
-    /// Run this command in the session's sandbox for that tool use, then [`Turn::sandbox_answered`]. Without a command
-    /// it has failed where a sandbox runs.
+    /// Run the command of this tool use in the session's sandbox, then call [`Turn::sandbox_answered`]. If the tool use
+    /// has no command, that is an error, which is reported only if a sandbox is running.
     Sandbox(ToolUse, Option<String>),
-    /// Read the status of this subagent, or of all, then [`Turn::status_read`].
+    /// Read the status of this subagent, or of all of them, then call [`Turn::status_read`].
     SubagentStatus(Option<String>),
-    /// Start this subagent, then [`Turn::launched`].
+    /// Start this subagent, then call [`Turn::launched`].
     Launch(SubagentId, Launch),
-    /// The call has ended, or paused: the append says so too.
+    /// Nothing: the call has ended or paused, which the append has recorded as well.
     End(End),
 }
 
-/// What came of a provider attempt.
+/// The result of one provider attempt.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// The HTTP status, if there was an answer.
+    /// The HTTP status, if the provider answered.
     pub status: Option<u16>,
-    /// The answer, if it was JSON.
+    /// The body of the answer, if it was JSON.
     pub body: Option<Raw>,
-    /// Why the attempt failed, if that is known already.
+    /// Why the attempt failed, if the caller knows it already.
     pub error: Option<String>,
 }
 
-/// What came of an MCP call.
+/// The result of an MCP call.
 #[derive(Debug, Clone)]
 pub enum McpReply {
     /// The server answered.
     Result {
-        /// Its result, as logged.
+        /// The result as the log records it.
         result: Raw,
-        /// Whether the tool says it failed.
+        /// Whether the tool reports an error.
         is_error: bool,
         /// The result as the model sees it.
         content: Raw,
     },
-    /// It did not; why.
+    /// The server gave no answer, for this reason.
     Failed(String),
 }
 
-/// What came of a command for the session's sandbox.
+/// The result of a command for the session's sandbox.
 #[derive(Debug, Clone)]
 pub enum SandboxReply {
-    /// It ran to its end.
+    /// The command ran to its end in this sandbox.
     Ran(SandboxId, CommandOutput),
-    /// No sandbox runs for the session.
+    /// The session has no running sandbox.
     NotRunning,
-    /// It did not run to its end; why.
+    /// The command did not run to its end, for this reason.
     Failed(SandboxId, String),
 }
 
-/// Where a call stands.
+/// How far the open call has come, and with it what comes next.
 #[derive(Debug, Clone)]
 enum Stage {
     /// No call is open.
     Idle,
-    /// A provider round trip is due.
+    /// A new round trip to the provider comes next.
     Ask,
-    /// A request is logged, its response is not.
+    /// The request is logged, its response is not.
     Asking(Arc<Request>),
-    /// That attempt failed; the walk goes on.
+    /// The attempt with this request failed. The next fallback provider is tried, if there is one.
     Failed(Arc<Request>),
     /// The model answered without asking for tools.
     Answered(Raw),
     /// The model asked for tools.
     Tools,
-    /// The answer is logged: the turn proper is over.
+    /// The answer to the client's message is logged. An automatic compaction may follow.
     Replied,
     /// The turn waits for its client's results.
     Paused,
-    /// A compaction is started, its request is due.
+    /// The start of a compaction is logged; its request comes next.
     Compact,
-    /// The model answered the compaction: the summary, or why there is none.
+    /// The model has answered the compaction's request: with a summary, or in a way that fails the compaction for this
+    /// reason.
     Summarized(Result<Summary, String>),
-    /// The compaction is over; why it failed, if it did.
+    /// The compaction has ended: with this event, or with a failure for this reason.
     Compacted(Result<EventId, String>),
-    /// An event says that the session failed.
+    /// The session has failed, which an event says; the call ends with this outcome.
     Broken(Outcome),
 }
 
-/// A summary, not yet stored.
+/// A compaction's summary that is not stored yet.
 #[derive(Debug, Clone)]
 struct Summary {
     content: Raw,
     usage: Option<Usage>,
 }
 
-/// The compaction of the open call.
+/// What is logged of the open call's compaction so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Compacting {
     preamble: Option<EventId>,
@@ -177,30 +180,31 @@ struct Compacting {
 #[derive(Debug, Clone)]
 struct Call {
     key: KeyId,
-    /// Whether it is a `session.compact`.
+    /// Whether the call is a `session.compact`.
     compact: bool,
     rounds: u32,
     reply: Option<EventId>,
 }
 
-/// The session's log, folded.
+/// The state of a session's turn, computed from the log.
 #[derive(Debug, Clone)]
 pub struct Turn {
     history: History,
     chain: Option<DeltaChain>,
-    /// Usage sum of the newest answer that is no compaction's.
+    /// The sum of the tokens of the newest answer that does not belong to a compaction.
     usage: Option<u64>,
-    /// Token count of the automatic compaction that failed last, with no success since (docs/api.md 7.4).
+    /// The token count of the last automatic compaction, if it failed and none has succeeded since (docs/api.md 7.4).
     failed_auto: Option<u64>,
     round: Option<Round>,
     call: Option<(Option<CallId>, Call)>,
     compacting: Option<Compacting>,
     stage: Stage,
-    /// Instruction of the compaction that is due.
+    /// The instruction of the compaction that comes next.
     instruction: Option<String>,
-    /// Events made and not yet handed out.
+    /// Events that were made and not yet returned by [`Turn::next`].
     made: Vec<NewEvent>,
-    /// The request among the events handed out last, and its place.
+    /// The request among the events that [`Turn::next`] returned last, and its index among them. Its number in the log
+    /// is known once they are committed.
     unnumbered: Option<(usize, Arc<Request>)>,
 }
 
@@ -211,7 +215,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// A session of which nothing is known but the usage of the newest answer before the events to come.
+    /// The turn of a session before any event is applied. `usage` is the token sum of the newest answer among the
+    /// events that will not be applied.
     pub fn new(usage: Option<u64>) -> Self {
         Self {
             history: History::default(),
@@ -228,32 +233,32 @@ impl Turn {
         }
     }
 
-    /// Bytes of history held.
+    /// How many bytes the messages of the history take.
     pub fn bytes(&self) -> usize {
         self.history.bytes()
     }
 
-    /// What the next request may refer to.
+    /// The requests to which the stored form of the next request may refer instead of repeating their messages.
     pub fn chain(&self) -> Option<&DeltaChain> {
         self.chain.as_ref()
     }
 
-    /// Whether a pause waits, and for whom.
+    /// The client that a pause waits for, if the turn is paused.
     pub fn paused(&self) -> Option<KeyId> {
         matches!(self.stage, Stage::Paused).then(|| self.round.as_ref().map(|round| round.key)).flatten()
     }
 
-    /// Whether a call is under way: neither over nor paused.
+    /// Whether a call is open and not paused.
     pub fn running(&self) -> bool {
         !matches!(self.stage, Stage::Idle | Stage::Paused)
     }
 
-    /// The client key of the open call.
+    /// The key of the client that made the open call.
     pub fn acting(&self) -> Option<KeyId> {
         self.call.as_ref().map(|(_, call)| call.key)
     }
 
-    /// The events handed out last are committed, from this number on.
+    /// Tells the turn that the events returned last are committed, the first of them with this number.
     pub fn committed(&mut self, first: EventNumber) {
         if let Some((place, request)) = self.unnumbered.take() {
             self.chain = Some(DeltaChain::after(self.chain.as_ref(), first.plus(place), &request));

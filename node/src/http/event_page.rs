@@ -30,7 +30,7 @@ struct Writing {
 /// The page as a response, `{"items":[…],"next_cursor":…}`. The cursor is the number of the page's last event.
 ///
 /// # Errors
-/// `NotFound` for a session that does not exist; the database's.
+/// `NotFound` for a session that does not exist; or an error of the database.
 pub(crate) async fn page(log: &Log, session: SessionId, page: Page<EventNumber>) -> Result<Response, Error> {
     let after = page.cursor.unwrap_or(EventNumber::START);
     let mut writing = Writing { log: log.clone(), session, after, left: page.limit, first: true, ended: false };

@@ -25,7 +25,7 @@ pub(crate) enum Ran {
 /// started.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<String>) -> Result<Ran, Error> {
     let Some(driver) = &app.sandboxes else { return Ok(Ran::NotRunning) };
     let Some(sandbox) = running(app, session).await? else { return Ok(Ran::NotRunning) };
@@ -53,7 +53,7 @@ pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<Strin
 /// event already.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn log_failure(app: &App, sandbox: &Sandbox, detail: &str) -> Result<(), Error> {
     if running(app, sandbox.session).await?.is_some_and(|found| found.id == sandbox.id) {
         let events = vec![error(sandbox, "exec", detail)];

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Has it found out whether these images can be started: by this node, at once, or by another one if this node is lost.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn provision(app: &Arc<App>, names: &[String]) -> Result<(), Error> {
     let Some(driver) = app.sandboxes.clone() else { return Ok(()) };
     if names.is_empty() {
@@ -52,7 +52,7 @@ pub(super) async fn provision_pending(app: &App, driver: &Sandboxes) {
 /// What is known of these images, in their order.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn statuses(app: &App, names: Vec<String>) -> Result<Vec<Image>, Error> {
     let known = match app.sandboxes {
         Some(_) => app.log.image_statuses(&names).await?,

@@ -192,7 +192,7 @@ pub(super) async fn finish_stop(app: &App, driver: &Sandboxes, sandbox: &Sandbox
 /// stopping are waited for.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
     let deadline = tokio::time::Instant::now() + WAIT_FOR_OTHERS;
@@ -228,7 +228,7 @@ pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
 /// Ends the sandboxes of a session that has failed or is closed: its log takes no more events.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
     for sandbox in app.log.sandboxes_of(session).await? {
@@ -241,7 +241,7 @@ pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> 
 /// Notes that a running sandbox has ended by itself or was removed by somebody else, and why.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(super) async fn lost(app: &App, driver: &Sandboxes, sandbox: &Sandbox, detail: &str) -> Result<(), Error> {
     end(app, sandbox, SandboxState::Running, vec![error(sandbox, "exec", detail)]).await?;
     remove(driver, sandbox.id).await;

@@ -67,7 +67,7 @@ pub(crate) async fn launch(
 /// committed. The inner error is the text of an error result.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn read_status(
     app: &App,
     session: SessionId,
@@ -137,7 +137,7 @@ pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: Subagen
 /// Ends the subagents of a session that is being closed, as its log tells it, and forgets them.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
     for tracked in app.log.subagents_of(session).await? {
@@ -155,7 +155,7 @@ pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
 /// Ends and forgets the subagents of a session that has failed or is closed: its log takes no more events.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
     let tracked = app.log.subagents_of(session).await?;
@@ -188,7 +188,7 @@ async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> 
 /// Notes the end of a running subagent, if it has ended, and removes its container.
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(super) async fn collect(app: &App, driver: &Sandboxes, running: &Subagent) -> Result<(), Error> {
     let NewSubagent { id, session, .. } = running.launched;
     let end = match driver.collect(&id.to_string(), OUTPUT_CAP).await {

@@ -19,7 +19,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Closes a session with the three steps above. They are done whether or not the caller waits.
 ///
 /// # Errors
-/// `NotOpen` when it is closed or failed already; the database's.
+/// `NotOpen` when it is closed or failed already; or an error of the database.
 pub(crate) async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason: &'static str) -> Result<(), Error> {
     let app = Arc::clone(app);
     let closing = app.clone().tasks.spawn(async move {

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 /// closes the sessions that no other active key belongs to (docs/api.md 10).
 ///
 /// # Errors
-/// The database's.
+/// When the database fails.
 pub(crate) async fn follow_up(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
     app.cluster.revoked(key, &RpcError::client_key_revoked()).await;
     app.revoke(key);

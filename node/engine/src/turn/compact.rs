@@ -1,4 +1,4 @@
-//! Compaction (docs/api.md 7 and 13.3): the model's own summary becomes the start of history.
+//! Compaction (docs/api.md 7 and 13.3): a summary that the model writes replaces the messages before it.
 
 use super::{Action, Context, Stage, Step, Summary, Turn};
 use crate::event::payload::{
@@ -15,26 +15,26 @@ use crate::provider::{Answer, Usage};
 use crate::round::text_content;
 use crate::rpc::RpcError;
 
-/// The instruction used where neither the call nor the session gives one.
+/// The instruction for the model where neither the call nor the session gives one.
 pub(super) const INSTRUCTION: &str = "Summarize this conversation so that it can be continued from the summary alone. \
     Write one self-contained text: the user's goals and constraints, what was decided and why, what was done and found (with names, \
     paths, numbers and identifiers exactly as they are), what is still open, and the next step. Do not call tools and do not \
     address the user; write only the summary.";
 
-/// A summary's smallest output budget.
+/// The smallest output limit of a compaction's request, in tokens.
 const MIN_BUDGET: u32 = 4096;
 
-/// The output budget of an attempt.
+/// The output limit of an attempt, in tokens.
 pub(super) fn budget(max_tokens: u32, compaction: bool) -> u32 {
     if compaction { max_tokens.max(MIN_BUDGET) } else { max_tokens }
 }
 
-/// The answer to a compaction that failed.
+/// The outcome of a `session.compact` that failed.
 pub(super) fn failed(detail: &str) -> Outcome {
     Outcome::Error(RpcError::compaction_failed(detail))
 }
 
-/// What the model's answer is worth.
+/// Takes the summary out of the model's answer. An answer that was cut off or has no text fails the compaction.
 pub(super) fn summarized(answer: &Answer, usage: Option<Usage>) -> Stage {
     if let Some(cut) = answer.truncated {
         return Stage::Summarized(Err(format!("summary truncated: {cut}")));
@@ -51,7 +51,7 @@ pub(super) fn summarized(answer: &Answer, usage: Option<Usage>) -> Stage {
 }
 
 impl Turn {
-    /// Starts the compaction a client asked for.
+    /// Starts the compaction that a client asked for.
     pub(super) fn start_compaction(&mut self, ctx: &Context<'_>, key: KeyId, prompt: Option<&str>) {
         let stored = match &ctx.compaction {
             Compaction::Client { prompt } => prompt.as_deref(),
@@ -67,7 +67,8 @@ impl Turn {
         self.log(ctx, key, &started);
     }
 
-    /// Starts an automatic one where the completed turn calls for it (docs/api.md 7.3, 7.4).
+    /// Starts an automatic compaction if the history is large enough after the turn (docs/api.md 7.3, 7.4). Returns
+    /// whether it did.
     pub(super) fn start_auto_compaction(&mut self, ctx: &Context<'_>, key: KeyId) -> bool {
         let (Compaction::Auto { size }, Some(tokens)) = (&ctx.compaction, self.usage) else { return false };
         if tokens <= *size || self.failed_auto.is_some_and(|failed| tokens <= failed) {
@@ -103,7 +104,7 @@ impl Turn {
         self.make_request(ctx, key, request);
     }
 
-    /// Preamble, summary and `completed`, and with them the end of the call: one append.
+    /// Stores the result and ends the call in one append: the preamble, the summary and `session.compaction.completed`.
     pub(super) fn store(&mut self, ctx: &Context<'_>, key: KeyId, summary: &Summary) -> Step {
         let count = self.history.len();
         let synthetic = Some(Synthetic::CompactionPreamble);
@@ -124,8 +125,8 @@ impl Turn {
         Step { events, store: true, action: Action::End(End { outcome, gate: GateAfter::Free }) }
     }
 
-    /// The result of the compaction could not be stored, on a `Turn` folded anew: says so in the log. A message's turn
-    /// still succeeds; a `session.compact` is answered with an internal error.
+    /// Records in the log that the compaction's result could not be stored. The turn must have been computed from the
+    /// log again. A client's message still succeeds; a `session.compact` is answered with an internal error.
     pub fn store_failed(&mut self, ctx: &Context<'_>) -> Step {
         let key = self.acting().unwrap_or(KeyId([0; 16]));
         let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);

@@ -1,4 +1,4 @@
-//! Deciding: what the folded log and the context say comes next, and what an answer from outside means.
+//! Decides what comes next from the state of the turn and the context, and records answers from outside.
 
 use super::{Action, Context, MAX_TAKEOVERS, Reply, Stage, Step, Turn};
 use crate::event::payload::{ProviderResponse, Purpose, ServerMessage, SessionError};
@@ -14,7 +14,7 @@ use crate::round::Dispatch;
 use std::sync::Arc;
 
 impl Turn {
-    /// What comes next.
+    /// Decides what comes next.
     pub fn next(&mut self, ctx: &Context<'_>) -> Step {
         let key = self.acting().unwrap_or(KeyId([0; 16]));
         loop {
@@ -40,7 +40,7 @@ impl Turn {
                 }
                 Stage::Paused => return self.end(self.replied_outcome(), GateAfter::Paused(ctx.pause_timeout)),
                 Stage::Compact => self.ask_summary(ctx, key),
-                // The answer is committed before its result is tried to be stored.
+                // The answer is committed by itself before the append that stores its summary, which may fail.
                 Stage::Summarized(Ok(_)) if !self.made.is_empty() => return self.act(Action::Continue),
                 Stage::Summarized(Ok(summary)) => return self.store(ctx, key, &summary),
                 Stage::Summarized(Err(detail)) => self.stage = Stage::Compacted(Err(detail)),
@@ -51,13 +51,13 @@ impl Turn {
         }
     }
 
-    /// A new owner carries the call on: first what happened to the act that was under way when the old one was lost.
-    /// `takeovers` counts crashes since the call's last append (ARCHITECTURE.md, I6).
+    /// Prepares a new owner to carry the call on: a tool call that was running when the last owner was lost is ended
+    /// with an error. `takeovers` counts the owners that were lost since the call's last append (ARCHITECTURE.md, I6).
     pub fn recover(&mut self, ctx: &Context<'_>, takeovers: u32) {
         let key = self.acting().unwrap_or(KeyId([0; 16]));
         if takeovers >= MAX_TAKEOVERS {
             if self.compacting.is_some() {
-                // Inside a compaction nothing fails the session (docs/api.md 7.6).
+                // A failure during a compaction never fails the session (docs/api.md 7.6).
                 self.stage = Stage::Compacted(Err(format!("the nodes running it were lost {takeovers} times")));
             } else {
                 self.fail(ctx, key, &SessionError::turn_recovery_failed(takeovers), Outcome::Unavailable);
@@ -67,7 +67,7 @@ impl Turn {
         }
     }
 
-    /// What came of the attempt that [`Turn::next`] asked for.
+    /// Records the result of the attempt that [`Turn::next`] asked for.
     pub fn provider_answered(&mut self, ctx: &Context<'_>, reply: Reply) {
         let Stage::Asking(request) = self.stage.clone() else { return };
         let key = self.acting().unwrap_or(KeyId([0; 16]));
@@ -102,7 +102,7 @@ impl Turn {
         Step { events: std::mem::take(&mut self.made), store: false, action }
     }
 
-    /// The first attempt of a round trip; none if the call ends instead.
+    /// Makes the first request of a round trip. None if the session fails instead.
     fn ask(&mut self, ctx: &Context<'_>, key: KeyId) -> Option<Arc<Request>> {
         let primary = match &ctx.primary {
             Ok(primary) => primary,
@@ -119,7 +119,8 @@ impl Turn {
         Some(self.make_request(ctx, key, request))
     }
 
-    /// A first attempt: this history, and `last` behind it for a compaction.
+    /// A request to the first provider with the messages so far. A compaction adds its instruction as the `last`
+    /// message.
     pub(super) fn request(&self, entry: &Entry, tools: json::Raw, last: Option<Message>) -> Request {
         let compaction = last.is_some();
         let (messages, normalized) = self.history.upstream(last);
@@ -146,7 +147,7 @@ impl Turn {
         request
     }
 
-    /// The next fallback is asked the same, or the walk is exhausted.
+    /// Makes the same request to the next fallback provider. Without one, the compaction or the session fails.
     fn next_fallback(&mut self, ctx: &Context<'_>, key: KeyId, failed: &Request) {
         let fallback = ctx.fallbacks.get(failed.attempt as usize - 1);
         match fallback {
@@ -177,7 +178,8 @@ impl Turn {
         reply.map_or(Outcome::Unavailable, Outcome::Message)
     }
 
-    /// A message's turn ends as it was answered, whatever became of its automatic compaction.
+    /// The outcome of a call whose compaction has ended. The outcome of a message does not depend on its automatic
+    /// compaction.
     pub(super) fn compacted_outcome(&self, result: Result<EventId, String>) -> Outcome {
         let manual = self.call.as_ref().is_some_and(|(_, call)| call.compact);
         match result {
@@ -187,7 +189,7 @@ impl Turn {
         }
     }
 
-    /// Whether the round that is open waits for its client once the server's part is done.
+    /// Whether the client runs a tool of the open round, so that the turn pauses when the server has run its own tools.
     pub(super) fn client_has_part(&self) -> bool {
         self.round.as_ref().is_some_and(|round| round.uses.iter().any(|u| u.dispatch == Dispatch::Client))
     }

@@ -1,4 +1,4 @@
-//! Folding: what each event of the log changes.
+//! Applies events to the state of the turn: events from the log, and those that the turn makes itself.
 
 use super::{Call, Compacting, Context, Stage, Turn};
 use crate::event::payload::{
@@ -20,7 +20,8 @@ fn read<'a, T: Deserialize<'a>>(payload: &'a Raw) -> Option<T> {
 }
 
 impl Turn {
-    /// Adds a committed event, in the log's order. One that is no part of a turn changes nothing.
+    /// Applies a committed event; the caller passes events in the log's order. An event that belongs to no call changes
+    /// nothing.
     pub fn apply(&mut self, event: &Event) {
         let Some(call) = event.call else { return };
         self.change(Some(call), &event.event);
@@ -29,7 +30,8 @@ impl Turn {
         }
     }
 
-    /// The log as folded ends inside a call that is over; the row of the session says so.
+    /// Closes a call that is over although its last event does not show it; the caller knows this from the session's
+    /// row in the database.
     pub fn settle(&mut self) {
         if self.running() {
             self.finish();
@@ -43,14 +45,14 @@ impl Turn {
         self.instruction = None;
     }
 
-    /// Makes an event of this payload; see [`Turn::make`].
+    /// Makes an event with this payload; see [`Turn::make`].
     pub(super) fn log(&mut self, ctx: &Context<'_>, key: KeyId, payload: &impl EventPayload) -> EventId {
         let id = EventId((ctx.fresh)());
         self.make(NewEvent::of(id, key, payload));
         id
     }
 
-    /// Makes an event: applies it and keeps it for the next append.
+    /// Applies an event of the turn's own and keeps it for the next append.
     pub(super) fn make(&mut self, event: NewEvent) {
         self.change(None, &event);
         if let Payload::Request(request) = &event.payload {
@@ -67,7 +69,8 @@ impl Turn {
         }
     }
 
-    /// Notices where another call begins.
+    /// Starts a new call in the state when the event belongs to another call than the one before. A call that this turn
+    /// opened itself has no id until its first event is committed.
     fn enter(&mut self, id: Option<CallId>, event: &NewEvent) {
         let entered = match (&self.call, id) {
             (None, _) => true,
@@ -116,7 +119,7 @@ impl Turn {
                 if let Some(started) = read::<CompactionStarted>(payload)
                     && started.trigger == Trigger::Auto
                 {
-                    // Failed until it completes.
+                    // It counts as failed until an event says that it has completed.
                     self.failed_auto = started.token_count;
                 }
                 if let Some((_, call)) = &mut self.call {
@@ -129,14 +132,15 @@ impl Turn {
                 if let Some(start) = CompactionCompleted::history_start(payload.get()) {
                     self.history.start_at(start);
                 }
-                // A fold that begins here knows no request before, so none may be referred to.
+                // A node that computes the turn from this event on does not know the requests before it, so no later
+                // request may refer to them.
                 self.chain = None;
                 self.failed_auto = None;
                 self.compacting = None;
                 self.stage = Stage::Compacted(Ok(event.id));
             }
             EventType::SessionError => self.session_error(payload),
-            // No part of a turn, or nothing that changes it.
+            // These belong to no turn, or do not change it.
             EventType::ProviderRequest
             | EventType::SessionOpen
             | EventType::SessionJoin
@@ -171,7 +175,7 @@ impl Turn {
         let Some(ServerMessage { role, content, synthetic }) = read(payload) else { return };
         match synthetic {
             Some(Synthetic::AbandonedToolResults) => {
-                // The server's own results come from their `tool.result` events (docs/api.md 3.5).
+                // The history takes the server's own results from their `tool.result` events (docs/api.md 3.5).
                 let content = self.round.take().map_or(content, |round| round.abandon(&[]).content);
                 self.history.push(event.id, Role::User, &content);
                 self.stage = Stage::Idle;
@@ -230,7 +234,8 @@ impl Turn {
         }
     }
 
-    /// A round of server tools only enters history when its last result is there; a mixed one when it is continued.
+    /// Records a tool's result. A round in which the server ran all tools becomes part of the history with its last
+    /// result. A round with tools of the client does so when the client continues it.
     fn tool_result(&mut self, payload: &Raw) {
         let (Some(round), Some(result)) = (&mut self.round, read::<ToolResult>(payload)) else { return };
         round.answer(&result);
@@ -243,7 +248,8 @@ impl Turn {
         }
     }
 
-    /// The errors that end a session end its log's turns with it; only one leaves something to go on with.
+    /// Of all errors, only a failure to store a compaction's result changes the turn. The others leave the session
+    /// failed, so that no turn follows, or change nothing.
     fn session_error(&mut self, payload: &Raw) {
         if read::<SessionError>(payload).is_some_and(|error| error.is_compaction_store_failed()) {
             self.stage = Stage::Compacted(Err("its result could not be stored".into()));

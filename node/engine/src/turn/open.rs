@@ -1,4 +1,4 @@
-//! Opening a call: what its first append says, or why it is refused with nothing recorded.
+//! Opens a call: makes the events of its first append, or refuses it without recording anything.
 
 use super::{Action, Call, Context, Stage, Step, Turn};
 use crate::event::payload::{ClientMessage, ServerMessage, SessionError, Synthetic};
@@ -24,10 +24,10 @@ pub enum Opening {
 }
 
 impl Turn {
-    /// Opens a call of that client. The events are handed out by [`Turn::next`].
+    /// Opens a call of the client with this key. [`Turn::next`] returns its events.
     ///
     /// # Errors
-    /// A refusal, with nothing recorded.
+    /// The error that the client gets. Nothing is recorded then.
     pub fn open(&mut self, ctx: &Context<'_>, opening: &Opening, key: KeyId, gate: GateFound) -> Result<(), RpcError> {
         match opening {
             Opening::Message(message) => self.open_message(ctx, message, key, gate),
@@ -38,7 +38,8 @@ impl Turn {
         }
     }
 
-    /// The profile was deleted under the session (docs/api.md 3.2): a message says so in the log and fails the session.
+    /// Fails the session because its profile was deleted (docs/api.md 3.2). The call of the client that sent the message
+    /// records this.
     pub fn profile_unavailable(&mut self, ctx: &Context<'_>, key: KeyId) -> Step {
         self.begin(key, false);
         let outcome = Outcome::Error(RpcError::profile_unavailable());
@@ -72,7 +73,8 @@ impl Turn {
             (None | Some(_), GateFound::Free | GateFound::OwnPause | GateFound::ExpiredPause) if message.answers => {
                 return Err(RpcError::nothing_awaited());
             }
-            // Results are a user's to bring.
+            // Only a message of the user can hold tool results. For another role the server records them in a message
+            // of its own.
             (Some(_), GateFound::ExpiredPause) if message.role != Role::User.as_str() => None,
             (Some(round), GateFound::ExpiredPause) => Some(round.abandon(&blocks(&message.content))),
             (None, _) | (Some(_), GateFound::Free) => None,
@@ -104,7 +106,8 @@ impl Turn {
         self.start_compaction(ctx, key, prompt);
     }
 
-    /// Takes a pause over where no message of a user carries its results: a message of the server's does.
+    /// Gives the paused turn up: the server makes a message with the tool results, because no message of a user holds
+    /// them.
     fn retire(&mut self, ctx: &Context<'_>, key: KeyId, owner: KeyId) {
         let Some(merged) = self.round.as_ref().map(|round| round.abandon(&[])) else { return };
         self.make(abandonment(ctx, owner));
@@ -116,7 +119,7 @@ impl Turn {
         }
     }
 
-    /// Ends the call and the session with a `session.error`.
+    /// Makes the `session.error` with which the session and the call fail.
     pub(super) fn fail(&mut self, ctx: &Context<'_>, key: KeyId, error: &SessionError, outcome: Outcome) {
         self.log(ctx, key, error);
         self.stage = Stage::Broken(outcome);
@@ -131,12 +134,12 @@ impl Turn {
     }
 }
 
-/// The log's word on a pause that was taken over, attributed to its old owner.
+/// The event that says that a paused turn was given up. It names the client for which the turn was paused.
 fn abandonment(ctx: &Context<'_>, owner: KeyId) -> NewEvent {
     NewEvent::of(EventId((ctx.fresh)()), owner, &SessionError::driver_turn_abandoned(owner))
 }
 
-/// One `tool.result` per client use.
+/// The `tool.result` events of the tools that the client was to run, one for each tool use.
 fn results(ctx: &Context<'_>, key: KeyId, merged: Option<Merged>) -> impl Iterator<Item = NewEvent> {
     merged.into_iter().flat_map(|merged| merged.results).map(move |result| NewEvent {
         id: EventId((ctx.fresh)()),

@@ -1,4 +1,4 @@
-//! The server's part of a round of tool uses: one after the other, each with its request, its response and its result.
+//! Runs the server's tools of a round one after the other. Each gets a request, a response and a result in the log.
 
 use super::fold::is_tool_use;
 use super::{Action, Context, McpReply, SandboxReply, Turn};
@@ -13,11 +13,11 @@ use crate::round::{Dispatch, Running, ToolResult, ToolUse, command_text, text_co
 use crate::subagent;
 use crate::tools::SUBAGENT_STATUS;
 
-/// What the model is told of a call whose node was lost (ARCHITECTURE.md, I6).
+/// What the model is told of a tool call whose node was lost (ARCHITECTURE.md, I6).
 const LOST: &str = "the outcome of this call is unknown: the node running it was lost";
 
 impl Turn {
-    /// A `tool.call` for every tool use of an answer: where each goes is decided here, once.
+    /// Makes a `tool.call` for every tool use of an answer. Who runs the tool is decided here and nowhere else.
     pub(super) fn call_tools(&mut self, ctx: &Context<'_>, key: KeyId, answer: &Answer) {
         for block in answer.blocks.iter().filter(|block| is_tool_use(block)) {
             let Some(members) = Object::parse(block) else { continue };
@@ -30,7 +30,7 @@ impl Turn {
         }
     }
 
-    /// Goes on with the round; none if there is nothing external to do now.
+    /// Starts the next tool that the server runs. None if that needs no action outside of the engine.
     pub(super) fn next_tool(&mut self, ctx: &Context<'_>, key: KeyId) -> Option<Action> {
         let round = self.round.as_ref()?;
         let Some(tool_use) = round.next().and_then(|place| round.uses.get(place)).cloned() else {
@@ -67,7 +67,8 @@ impl Turn {
         }
     }
 
-    /// The act that the log shows as begun, in the process that begins it.
+    /// The action for a tool use whose request is logged and whose response is not. MCP calls and commands get here
+    /// only in the process that logged their request, because [`Turn::recover`] ends those of a lost node.
     fn under_way(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: ToolUse, running: Running) -> Option<Action> {
         let id = match running {
             Running::Mcp => return Some(Action::Mcp(tool_use)),
@@ -90,7 +91,7 @@ impl Turn {
         }
     }
 
-    /// A start is logged, and the subagent does not run: `detail` says why.
+    /// Records that a subagent whose start is logged does not run, and why.
     fn not_launched(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: &ToolUse, start: SubagentStart, detail: &str) {
         let failed = SubagentFailed {
             detail: Some(detail.to_owned()),
@@ -106,7 +107,7 @@ impl Turn {
         self.tool_answered(ctx, key, tool_use, true, text_content(&text));
     }
 
-    /// Has a command run in the session's sandbox.
+    /// Records the request of a command and asks for it to be run in the session's sandbox.
     fn run_command(&mut self, ctx: &Context<'_>, key: KeyId, tool_use: ToolUse) -> Option<Action> {
         let command = command(&tool_use);
         let (tool, input) = (tool_use.name.clone(), tool_use.input.clone());
@@ -114,13 +115,13 @@ impl Turn {
         Some(Action::Sandbox(tool_use, command))
     }
 
-    /// What came of the command.
+    /// Records the result of the command that [`Turn::next`] asked for.
     pub fn sandbox_answered(&mut self, ctx: &Context<'_>, reply: SandboxReply) {
         let Some((key, tool_use)) = self.current_use() else { return };
         match reply {
             SandboxReply::Ran(sandbox, output) => {
                 let (ok, text) = (output.exit_code == 0, command_text(&output));
-                // No provider takes an empty text.
+                // No provider accepts an empty text.
                 let content = if text.is_empty() { json::built("[]".into()) } else { text_content(&text) };
                 let sandbox_id = Some(sandbox);
                 self.log(ctx, key, &SandboxResponse { error: None, ok, result: Some(output), sandbox_id });
@@ -136,7 +137,7 @@ impl Turn {
         }
     }
 
-    /// The command was not run to its end: why.
+    /// Records that the command did not run to its end, and why.
     fn sandbox_failed(
         &mut self,
         ctx: &Context<'_>,
@@ -149,7 +150,7 @@ impl Turn {
         self.tool_answered(ctx, key, tool_use, true, text_content(&format!("sandbox error: {error}")));
     }
 
-    /// What the status tool was asked for, or the text of its error.
+    /// Records the answer of the status tool, or the text of its error.
     pub fn status_read(&mut self, ctx: &Context<'_>, status: Result<String, String>) {
         let Some((key, tool_use)) = self.current_use() else { return };
         let (is_error, text) = match status {
@@ -159,8 +160,8 @@ impl Turn {
         self.tool_answered(ctx, key, &tool_use, is_error, text_content(&text));
     }
 
-    /// The launch that a tool use asks for, or why there is none. A subagent whose start is logged has its place
-    /// already.
+    /// Checks what a tool use asks to launch, or says why it cannot be launched. A subagent whose start is logged was
+    /// checked against the limit before, so the limit does not apply to it again.
     fn checked(&self, ctx: &Context<'_>, tool_use: &ToolUse) -> Result<subagent::Launch, String> {
         let launching = self.round.as_ref().is_some_and(|round| round.running.is_some());
         let running = if launching { 0 } else { ctx.running_subagents };
@@ -186,7 +187,7 @@ impl Turn {
         }
     }
 
-    /// What came of starting a subagent: it runs, or why not.
+    /// Records whether the subagent that [`Turn::next`] asked for was started, or why not.
     pub fn launched(
         &mut self,
         ctx: &Context<'_>,
@@ -205,7 +206,7 @@ impl Turn {
         }
     }
 
-    /// What came of the MCP call.
+    /// Records the result of the MCP call that [`Turn::next`] asked for.
     pub fn mcp_answered(&mut self, ctx: &Context<'_>, reply: McpReply) {
         let Some((key, tool_use)) = self.current_use() else { return };
         let server_name = tool_use.server_name.clone();
@@ -222,8 +223,8 @@ impl Turn {
         self.tool_answered(ctx, key, &tool_use, is_error, content);
     }
 
-    /// A tool with a recorded request and no response is not run again; a subagent's start is, because its name makes
-    /// that the same start.
+    /// Ends the tool call that was running when its node was lost: whether it ran is unknown, so it is not repeated.
+    /// The start of a subagent is repeated, because the subagent's id makes a second start have no effect.
     pub(super) fn fail_interrupted_tool(&mut self, ctx: &Context<'_>, key: KeyId) {
         let Some(running) = self.round.as_ref().and_then(|round| round.running) else { return };
         let Some((_, tool_use)) = self.current_use() else { return };
@@ -255,7 +256,7 @@ impl Turn {
     }
 }
 
-/// The command of a sandbox tool's use, if it has one.
+/// The command of a sandbox tool's use, if its input has one.
 fn command(tool_use: &ToolUse) -> Option<String> {
     let input = Object::parse(&tool_use.input)?;
     input.str("command").map(|command| command.into_owned())
