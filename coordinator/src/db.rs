@@ -1,4 +1,4 @@
-//! The database, whichever it is: reads, and writes that no client can interrupt.
+//! The database, SQLite or Postgres: reads, and writes that run to their end even if the client leaves.
 
 mod exclusive_lock;
 mod failure;
@@ -19,7 +19,7 @@ use sqlite::Sqlite;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The database, open. Clones share it.
+/// An open database. Clones share it.
 #[derive(Clone)]
 pub struct Db(Engine);
 
@@ -46,8 +46,8 @@ impl Db {
         Postgres::connect(settings).await.map(|postgres| Db(Engine::Postgres(postgres)))
     }
 
-    /// Claims the database for this process alone: for a node that shares nothing else with other nodes. An SQLite file
-    /// is claimed by opening it; on Postgres an advisory lock tells.
+    /// Makes sure that no other process uses the database, for a node that runs without Redis. An SQLite file is locked
+    /// when it is opened; on Postgres this takes an advisory lock.
     ///
     /// # Errors
     /// `Unusable` when another node has it.
@@ -82,8 +82,8 @@ impl Db {
         }
     }
 
-    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the
-    /// commit `then` runs, whether or not the caller still waits.
+    /// Runs `work` inside a write transaction. If `work` fails, nothing that it did is applied. After the commit `then`
+    /// runs, whether or not the caller still waits.
     ///
     /// # Errors
     /// Whatever `work` returned, or the failure of the commit; `Unknown` if the connection broke at the commit.
@@ -99,7 +99,8 @@ impl Db {
         }
     }
 
-    /// The same for work that writes with one statement at most: on Postgres that statement is its own transaction.
+    /// Like `write`, for work that writes with at most one statement. On Postgres that statement is a transaction of
+    /// its own.
     ///
     /// # Errors
     /// Whatever `work` returned; `Unknown` if the connection broke after a statement was sent.

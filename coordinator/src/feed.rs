@@ -1,10 +1,9 @@
-//! Live delivery: committed events, to whoever watches a session on this node, and to the other nodes by way of an
-//! outbox.
+//! Delivers committed events to the readers of a session on this node, and to other nodes through an outbox.
 //!
-//! Best effort by design: a feed remembers the newest events up to a bound and how far the log goes. A reader notices
-//! by the number what it missed and fills it from the database, so every reader sees every event once, in order, and a
-//! slow one holds nothing up. The log publishes here after each commit, `cluster` brings what other nodes committed,
-//! and [`crate::reader`] reads. This module knows none of the three.
+//! Delivery may lose events. A feed keeps the newest events up to a limit, and the number of the newest event. A reader
+//! sees from the numbers what it missed and reads that from the database. So every reader gets every event once and in
+//! order, and a slow reader delays nobody. The log publishes here after each commit, `cluster` passes on what other
+//! nodes have committed, and [`crate::reader`] reads. This module uses none of the three.
 
 mod committed;
 mod outbox;
@@ -48,12 +47,12 @@ pub struct Head {
     pub cuts: u64,
 }
 
-/// One session's feed on this node.
+/// The feed of one session on this node.
 pub(crate) struct Feed {
     head: watch::Sender<Head>,
     recent: Mutex<Recent>,
-    /// The page that was read last from the database: readers near the head want it at the same moment, and one of them
-    /// reads it for all.
+    /// The page that was last read from the database. Readers close to the end of the log need it at the same moment,
+    /// so one of them reads it for all.
     page: tokio::sync::Mutex<Vec<Arc<RenderedEvent>>>,
 }
 
@@ -61,17 +60,19 @@ pub(crate) struct Feed {
 #[derive(Default)]
 pub struct Feeds {
     live: Mutex<HashMap<SessionId, Weak<Feed>>>,
-    /// To other nodes, which watch sessions too; none where this node is alone.
+    /// Notifications for other nodes, whose clients may watch the same sessions. None if this node is alone.
     outbox: Option<Outbox>,
 }
 
-/// Poisoning means that a panic left a cache half-updated; the database fills whatever it lost.
+/// Locks, also after a panic of another holder. That may leave a cache incomplete, and what it lacks is read from the
+/// database.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Feeds {
-    /// Feeds of a node of a cluster, and what they have to tell the other nodes. A node that is alone uses the default.
+    /// Makes the feeds of a node in a cluster, and the queue of what they tell other nodes. A node that is alone uses
+    /// the default.
     pub fn clustered() -> (Self, Notifications) {
         let (outbox, notifications) = Outbox::new();
         (Self { live: Mutex::default(), outbox: Some(outbox) }, notifications)
@@ -95,7 +96,7 @@ impl Feeds {
         locked(&self.live).get(&session).and_then(Weak::upgrade)
     }
 
-    /// Leaves a notification for the other nodes, if there are any.
+    /// Puts a notification for the other nodes into the outbox, if there are any.
     pub(crate) fn notify_others(&self, notification: Notification) {
         if let Some(outbox) = &self.outbox {
             outbox.send(notification);
@@ -108,7 +109,8 @@ impl Feeds {
         live.iter().filter(|(_, feed)| feed.strong_count() > 0).map(|(session, _)| *session).collect()
     }
 
-    /// Tells the readers of a session, here and on other nodes, what was committed and how its call ended, if it did.
+    /// Tells the readers of a session, here and on other nodes, what was committed, and the outcome of the call if it
+    /// ended.
     pub fn publish(&self, session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) {
         self.publish_here(session, events, 0, events.last().map_or(EventNumber::START, |event| event.number), status);
         if let Some(outbox) = &self.outbox {
@@ -117,8 +119,8 @@ impl Feeds {
         }
     }
 
-    /// Tells the readers here. What comes from other nodes comes in no order, and large events stay in the database:
-    /// readers go by the numbers.
+    /// Tells the readers on this node. Events of other nodes may arrive in any order, and large ones do not arrive but
+    /// are read from the database; readers order events by their numbers.
     pub(crate) fn publish_here(
         &self,
         session: SessionId,
@@ -140,7 +142,7 @@ impl Feeds {
         feed.advance(head, status);
     }
 
-    /// What reconciliation found.
+    /// Moves a session's head to what the periodic comparison with the database found.
     pub(crate) fn advance(&self, session: SessionId, head: EventNumber, status: LogStatus) {
         if let Some(feed) = self.live(session) {
             feed.advance(head, status);
@@ -156,7 +158,7 @@ impl Feeds {
 }
 
 impl Feed {
-    /// Moves the head forward, never back.
+    /// Moves the head forward. A head never moves back.
     pub(crate) fn advance(&self, number: EventNumber, status: LogStatus) {
         self.head.send_if_modified(|head| {
             let before = *head;
@@ -168,23 +170,23 @@ impl Feed {
         });
     }
 
-    /// The head, now and whenever it moves.
+    /// Watches the head: its present value, and every change.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Head> {
         self.head.subscribe()
     }
 
-    /// The events that follow that number, as far as they are here without a hole.
+    /// The remembered events that follow this number without a gap. None if the next event is not remembered.
     pub(crate) fn after(&self, seen: EventNumber) -> Option<Vec<Arc<RenderedEvent>>> {
         locked(&self.recent).after(seen)
     }
 
-    /// Bytes of what was published after that number, also of what stayed in the database; without bound where some of
-    /// it was forgotten.
+    /// How many bytes of events were published after this number, including those that are only in the database.
+    /// `usize::MAX` if some of them were forgotten.
     pub(crate) fn size_after(&self, number: EventNumber) -> usize {
         locked(&self.recent).size_after(number)
     }
 
-    /// The page that follows that number, read once for all readers that want it now.
+    /// The page of events after this number. When several readers want it at the same time, it is read once.
     pub(crate) async fn share_page<E, F>(
         &self,
         seen: EventNumber,

@@ -1,8 +1,7 @@
-//! A reader of one session's log: recent events from the feed, everything else from the database.
+//! A reader of one session's log: it takes recent events from the feed and all others from the database.
 //!
-//! It stands above `log` and `feed`, which do not know each other's readers. Every event is read once, in order,
-//! whatever the feed missed. The client API opens one for each stream, by way of
-//! [`crate::cluster::Cluster::open_reader`].
+//! Every event is read once and in order, also those that the feed has missed. This module uses `log` and `feed`, which
+//! do not know readers. The client API opens a reader for each stream with [`crate::cluster::Cluster::open_reader`].
 
 use crate::Error;
 use crate::feed::{Feed, Head, RenderedEvent};
@@ -12,10 +11,10 @@ use engine::ids::SessionId;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Events of one read from the database.
+/// The most events of one read from the database.
 const PAGE: u32 = 64;
 
-/// A place in a session's log that moves forward.
+/// A position in a session's log, which moves forward.
 pub struct Reader {
     log: Log,
     session: SessionId,
@@ -25,11 +24,12 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Watches a session, from its head on. `announced` ends once other nodes know that this one watches. The head is
-    /// read after that, so nothing is lost in between; where there are no other nodes there is nothing to await.
+    /// Starts to read a session at the end of its log. `announced` must end once other nodes know that this node
+    /// watches the session, or at once if there are no other nodes. The end of the log is read after that, so no event
+    /// is lost in between.
     ///
     /// # Errors
-    /// `NotFound`; or an error of the database.
+    /// `NotFound`, or an error of the database.
     pub async fn open(
         log: &Log,
         session: SessionId,
@@ -43,31 +43,31 @@ impl Reader {
         Ok((Reader { log: log.clone(), session, feed, head, seen: row.head }, row))
     }
 
-    /// Moves to just behind that number.
+    /// Moves to the position after the event with this number.
     pub fn seek(&mut self, seen: EventNumber) {
         self.seen = seen;
     }
 
-    /// Number of the event read last.
+    /// The number of the event that was read last.
     pub fn seen(&self) -> EventNumber {
         self.seen
     }
 
-    /// How far the log goes, as far as is known here.
+    /// How far the log goes, as far as this node knows.
     pub fn head(&self) -> Head {
         *self.head.borrow()
     }
 
-    /// Waits until the head is another than `known`.
+    /// Waits until the head differs from `known`.
     pub async fn moved(&mut self, known: Head) {
-        // The sender lives as long as this reader's feed.
+        // Waiting cannot fail, because this reader keeps the sender in its feed alive.
         let _ = self.head.wait_for(|head| *head != known).await;
     }
 
-    /// The events that follow, up to and including number `last`; empty if there are none yet.
+    /// Reads the events that follow, up to and including number `last`. Empty if there are none yet.
     ///
     /// # Errors
-    /// The database's; nothing was skipped.
+    /// When the database fails. The position stays, so no event is skipped.
     pub async fn read(&mut self, last: EventNumber) -> Result<Vec<Arc<RenderedEvent>>, Error> {
         if self.seen >= last {
             return Ok(Vec::new());
@@ -89,8 +89,8 @@ impl Reader {
         Ok(page.events.into_iter().map(|event| Arc::new(RenderedEvent::new(event))).collect())
     }
 
-    /// Bytes of what was told after that number, also of what stayed in the database; without bound where the feed has
-    /// forgotten some of it.
+    /// How many bytes of events were announced after this number, including those that are only in the database.
+    /// `usize::MAX` if the feed has forgotten some of them.
     pub fn size_after(&self, number: EventNumber) -> usize {
         if number >= self.head().number {
             return 0;

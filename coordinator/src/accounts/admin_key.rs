@@ -15,6 +15,9 @@ const REPLACE: Sql = sql!(
 
 impl Accounts {
     /// The digest of the admin key, if there is one.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn admin_key(&self) -> Result<Option<Digest>, Error> {
         let row: Option<(Vec<u8>,)> = self.db.read(&GET).optional_as().await?;
         let digest = |column: Vec<u8>| {
@@ -26,6 +29,9 @@ impl Accounts {
 
     /// Makes this the admin key if there is none, and returns whether it did. Of several nodes that try at the same
     /// time, one gets true.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn set_first_admin_key(&self, digest: Digest) -> Result<bool, Error> {
         self.write(move |c| {
             Box::pin(async move {
@@ -37,6 +43,9 @@ impl Accounts {
     }
 
     /// Makes this the admin key, in place of the one that there may be.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn replace_admin_key(&self, digest: Digest) -> Result<(), Error> {
         self.write(move |c| {
             Box::pin(async move {

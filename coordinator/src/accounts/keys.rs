@@ -99,6 +99,9 @@ impl Accounts {
     }
 
     /// A page of the active client keys, oldest first, beginning after the key `after`.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn keys(&self, after: Option<KeyId>, limit: u32) -> Result<Page<ClientKey, KeyId>, Error> {
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
         let rows: Vec<Row> = self.db.read(&LIST).bind(after).bind(i64::from(limit) + 1).all_as().await?;
@@ -130,6 +133,9 @@ impl Accounts {
     }
 
     /// Records that these keys were used just now. A key whose use was recorded within the last minute keeps its time.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn keys_used(&self, mut keys: Vec<KeyId>) -> Result<(), Error> {
         // All nodes update the rows in the same order, so that two of them cannot block each other.
         keys.sort_unstable();

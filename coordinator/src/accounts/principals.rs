@@ -30,6 +30,9 @@ const SESSION_CLIENT: Sql = sql!(
 );
 impl Accounts {
     /// The client with this client key, if the key is not revoked.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn client(&self, digest: Digest) -> Result<Option<Client>, Error> {
         let row: Option<(Vec<u8>, Vec<u8>)> = self.db.read(&CLIENT).bind(digest.0.to_vec()).optional_as().await?;
         let client = |(key, profile)| -> Result<_, Error> {
@@ -39,6 +42,9 @@ impl Accounts {
     }
 
     /// The client with this session key, if the client key that it was issued for is not revoked.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn session_client(&self, digest: Digest) -> Result<Option<SessionClient>, Error> {
         let row: Option<(Vec<u8>, Vec<u8>)> =
             self.db.read(&SESSION_CLIENT).bind(digest.0.to_vec()).optional_as().await?;

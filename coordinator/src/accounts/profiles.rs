@@ -125,6 +125,9 @@ impl Accounts {
     }
 
     /// A page of the profiles, oldest first, beginning after the profile `after`.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn profiles(&self, after: Option<ProfileId>, limit: u32) -> Result<Page<Profile, ProfileId>, Error> {
         let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
         let rows: Vec<Row> = self.db.read(&LIST).bind(after).bind(i64::from(limit) + 1).all_as().await?;

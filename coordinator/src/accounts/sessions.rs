@@ -92,6 +92,9 @@ const CLOSED: Sql = sql!(
 impl Accounts {
     /// A page of the sessions, oldest first, beginning after the session `after`. With a `state`, only the sessions in
     /// it.
+    ///
+    /// # Errors
+    /// When the database fails.
     pub async fn sessions(
         &self,
         state: Option<State>,

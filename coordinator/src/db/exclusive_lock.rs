@@ -1,4 +1,5 @@
-//! The claim of a node that has the database for itself: an advisory lock, which lives as long as its connection.
+//! The lock with which a node has a Postgres database for itself: an advisory lock, which is held as long as its
+//! connection is open.
 
 use super::pool::limited;
 use crate::Error;
@@ -9,9 +10,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Names the lock within the database.
+/// The number of the advisory lock within the database.
 const LOCK: i64 = 0x6261_6573_7276;
-/// How often the connection that holds it is looked after.
+/// How often the connection that holds the lock is checked.
 const LOOK: Duration = Duration::from_secs(5);
 
 pub(super) struct ExclusiveLock {
@@ -26,7 +27,7 @@ impl ExclusiveLock {
         Self { options, limit, stop: CancellationToken::new(), keeper: Mutex::default() }
     }
 
-    /// Takes the lock, and keeps it until it is released.
+    /// Takes the lock and keeps it until [`ExclusiveLock::release`].
     pub(super) async fn take(&self) -> Result<(), Error> {
         let taken = lock(&self.options, self.limit).await.map_err(Error::Unavailable)?;
         let Some(connection) = taken else {
@@ -50,7 +51,7 @@ impl ExclusiveLock {
     }
 }
 
-/// The connection that holds the lock; none when another one does.
+/// Connects and takes the lock. None if another connection holds it.
 async fn lock(options: &PgConnectOptions, limit: Duration) -> Result<Option<PgConnection>, sqlx::Error> {
     let attempt = async {
         let mut connection = options.connect().await?;
@@ -60,7 +61,7 @@ async fn lock(options: &PgConnectOptions, limit: Duration) -> Result<Option<PgCo
     limited(limit, attempt).await
 }
 
-/// Holds the lock; takes it again when the database was away.
+/// Keeps the connection that holds the lock open. If the connection breaks, takes the lock again.
 async fn keep(options: PgConnectOptions, limit: Duration, connection: PgConnection, stop: CancellationToken) {
     let mut held = Some(connection);
     while stop.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {

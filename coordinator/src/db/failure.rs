@@ -1,10 +1,11 @@
-//! What a failed statement means: not applied, or nobody knows.
+//! Decides what a failed statement means: that nothing was applied, or that the outcome is unknown.
 
 use crate::Error;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
-/// The failure of a statement that commits by itself, or of a commit, once it may have been sent. An answer of the
-/// server says that nothing was applied, unless it only says that the server goes away; without an answer nobody knows.
+/// The error for a statement that commits by itself, or for a commit, after it may have been sent. An error that the
+/// server answers means that nothing was applied, unless it only says that the server shuts down. Without an answer the
+/// outcome is unknown.
 pub(crate) fn of_write(error: sqlx::Error) -> Error {
     match &error {
         sqlx::Error::Database(database) => match database.code().as_deref() {

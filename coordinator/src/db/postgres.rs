@@ -1,8 +1,8 @@
-//! The Postgres database: a pool of connections, writes in tasks of their own, appends that share round trips.
+//! The Postgres database: a pool of connections, and a task for each write.
 //!
-//! Whatever a client does, a write that was begun runs to its end here, its answer is awaited, and what follows its
-//! commit runs. A connection goes back to the pool only after its answer came whole, so nobody borrows another's
-//! transaction.
+//! A write that has begun runs to its end, its answer is awaited, and what has to follow its commit runs, even if the
+//! client leaves. A connection goes back to the pool only when its answer has been read whole, so no connection is lent
+//! with an open transaction.
 
 use super::exclusive_lock::ExclusiveLock;
 use super::failure;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-/// What an answer may take beyond the statement's own limit.
+/// How long to wait for an answer beyond the statement's own time limit.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long closing waits for what runs.
+/// How long closing waits for writes that run.
 const CLOSE: Duration = Duration::from_secs(15);
-/// How long another node's migration is waited for.
+/// How long to wait while another node migrates the schema.
 const MIGRATE: Duration = Duration::from_secs(120);
 
 /// How to reach a Postgres database.
@@ -31,18 +31,18 @@ const MIGRATE: Duration = Duration::from_secs(120);
 pub struct PostgresSettings {
     /// `postgres://user:password@host:port/database?sslmode=…`; secret, because it may hold the password.
     pub url: SecretString,
-    /// Connections of this process at most.
+    /// The most connections of this process.
     pub max_connections: u32,
     /// How long an operation waits for a connection.
     pub acquire_timeout: Duration,
-    /// The longest statement.
+    /// The longest time that a statement may run.
     pub statement_timeout: Duration,
-    /// The longest wait for a lock.
+    /// The longest time that a statement may wait for a lock.
     pub lock_timeout: Duration,
 }
 
 impl PostgresSettings {
-    /// The usual limits.
+    /// These settings with the default limits.
     pub fn new(url: SecretString) -> Self {
         Self {
             url,
@@ -54,7 +54,7 @@ impl PostgresSettings {
     }
 
     fn options(&self) -> Result<PgConnectOptions, Error> {
-        // The parser's own message may repeat the password.
+        // The parser's own message is not shown, because it may contain the password.
         let options = PgConnectOptions::from_str(self.url.expose_secret()).map_err(|_| {
             Error::Unusable("the database URL is not of the form postgres://user:password@host:port/database".into())
         })?;
@@ -66,9 +66,10 @@ impl PostgresSettings {
             ("statement_timeout", self.statement_timeout.as_millis().to_string()),
             ("lock_timeout", self.lock_timeout.as_millis().to_string()),
             ("idle_in_transaction_session_timeout", self.statement_timeout.as_millis().to_string()),
-            // Whatever the server's default is: committed means on disk.
+            // Set here, whatever the server's default is, so that what is committed is on the disk.
             ("synchronous_commit", "on".to_owned()),
-            // Everything is looked up through an index. A plan that was made while a table was small is kept for long.
+            // Every statement finds its rows through an index. Without this, a plan that was made while a table was
+            // small would read the whole table for as long as the plan is kept.
             ("enable_seqscan", "off".to_owned()),
         ]
     }
@@ -79,7 +80,7 @@ pub(crate) struct Postgres {
     pool: Arc<Pool>,
     max_connections: u32,
     statement_timeout: Duration,
-    /// Writes that run, which closing waits for.
+    /// The writes that run. Closing waits for them.
     tasks: TaskTracker,
     exclusive_lock: ExclusiveLock,
 }
@@ -94,11 +95,11 @@ impl Postgres {
                 options.get_port()
             ))
         };
-        // Migrations take as long as they take; only the pool's connections are limited.
+        // A migration may take any time; only the connections of the pool have time limits.
         let mut connection =
             limited(settings.acquire_timeout, options.connect()).await.map_err(|e| unusable("reach", &e))?;
         let mut migrations = sqlx::migrate!("../migrations/postgres");
-        // During an upgrade a node of the older version may start on what a newer one has migrated.
+        // During an upgrade, a node of the older version may start on a database that a newer one has migrated.
         migrations.set_ignore_missing(true);
         match tokio::time::timeout(MIGRATE, migrations.run(&mut connection)).await {
             Ok(migrated) => migrated.map_err(|e| unusable("migrate", &e))?,
@@ -144,18 +145,18 @@ impl Postgres {
         self.run(run).await
     }
 
-    /// Connections of this process at most.
+    /// The most connections of this process.
     pub(crate) fn max_connections(&self) -> u32 {
         self.max_connections
     }
 
-    /// The longest statement.
+    /// The longest time that a statement may run.
     pub(crate) fn statement_timeout(&self) -> Duration {
         self.statement_timeout
     }
 
-    /// Runs a write to its end in a task of its own, which [`Postgres::close`] waits for, whether or not the caller
-    /// still does.
+    /// Runs a write to its end in a task of its own, even if the caller stops waiting. [`Postgres::close`] waits for
+    /// it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         run: impl Future<Output = Result<T, Error>> + Send + 'static,

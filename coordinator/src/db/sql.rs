@@ -21,8 +21,9 @@ pub(crate) struct Sql {
     pub postgres: &'static str,
 }
 
-/// A statement from literals and tokens: `now` (the database's clock, Unix milliseconds), `greatest` (a function),
-/// `for_update` and `for_share` (row locks that SQLite's single writer stands in for).
+/// A statement made of literals and tokens. The tokens are `now` (the database's clock, in Unix milliseconds),
+/// `greatest` (a function), and `for_update` and `for_share` (row locks, which SQLite does not need because it has a
+/// single writer).
 macro_rules! sql {
     ($($part:tt),+ $(,)?) => {
         $crate::db::sql::Sql {
@@ -63,7 +64,7 @@ macro_rules! word {
 }
 pub(crate) use {sql, word};
 
-/// A length of time as a statement takes it: in milliseconds, as `now` is.
+/// A duration as an argument of a statement: in milliseconds, like `now`.
 pub(crate) fn millis(time: Duration) -> i64 {
     time.as_millis() as i64
 }
@@ -110,33 +111,33 @@ impl Row {
     }
 }
 
-/// What commits a write on Postgres. SQLite's writer wraps every write into a transaction.
+/// What commits a write on Postgres. On SQLite the writer task puts every write into a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommitBy {
     /// A transaction around all statements.
     Transaction,
-    /// Each statement by itself, so that a connection that breaks after one was sent leaves its outcome unknown.
+    /// Each statement commits by itself. If the connection breaks after a statement was sent, its outcome is unknown.
     Statement,
 }
 
-/// A connection that may write: inside a write transaction, or, on Postgres, with each statement a transaction of its
-/// own.
+/// A connection that may write. It is inside a write transaction; on Postgres, each of its statements can also be a
+/// transaction of its own.
 pub(crate) enum Connection {
-    /// The writer's, inside its transaction.
+    /// The connection of the writer task, inside its transaction.
     Sqlite(SqliteConnection),
-    /// Lent from the pool.
+    /// A connection from the pool.
     Postgres {
         /// The connection.
         connection: PgConnection,
         /// What commits its statements.
         commit_by: CommitBy,
-        /// How long an answer is waited for.
+        /// How long to wait for an answer.
         limit: Duration,
     },
 }
 
 impl Connection {
-    /// A statement that governs a transaction.
+    /// Runs a statement that begins, ends or divides a transaction.
     pub(crate) async fn command(&mut self, sql: &'static str) -> Result<(), sqlx::Error> {
         match self {
             Connection::Sqlite(connection) => connection.execute(sql).await.map(drop),
@@ -144,7 +145,7 @@ impl Connection {
         }
     }
 
-    /// Ends it in an orderly way.
+    /// Closes the connection after telling the server.
     pub(crate) async fn close(self) -> Result<(), sqlx::Error> {
         match self {
             Connection::Sqlite(connection) => connection.close().await,
@@ -152,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// A statement on this connection.
+    /// Prepares a statement on this connection.
     pub(crate) fn query(&mut self, sql: &Sql) -> Query<'_> {
         match self {
             Connection::Sqlite(connection) => Query::Sqlite(sqlx::query(sql.sqlite), SqliteOn::Writer(connection)),
@@ -180,7 +181,7 @@ pub(crate) enum PgOn<'q> {
     Connection { connection: &'q mut PgConnection, commit_by: CommitBy, limit: Duration },
 }
 
-/// Runs one of sqlx's fetching methods wherever the query has to run.
+/// Runs one of sqlx's fetching methods on the connection that the query is for.
 macro_rules! run {
     ($query:expr, $method:ident, $row:expr) => {
         match $query {

@@ -1,8 +1,9 @@
 //! The SQLite database: one file, one writer, several readers.
 //!
-//! All writes go through one task with one connection. Writes that wait at the same moment share a transaction, and so
-//! one sync to the disk; a write alone pays nothing for it. What a write does after its commit (publish, answer) runs
-//! in that task, so no client that leaves can come between. `synchronous=FULL`: committed means on disk.
+//! All writes go through one task with one connection. Writes that wait at the same moment share a transaction and thus
+//! one sync to the disk. A single write is not delayed by this. What has to follow a commit (publishing, answering)
+//! runs in that task, so it also happens when the client leaves. With `synchronous=FULL`, what is committed is on the
+//! disk.
 
 use super::sql::Connection;
 use crate::Error;
@@ -20,16 +21,16 @@ use tokio::task::JoinHandle;
 
 /// How long a statement waits for another process's lock.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Writes that may wait; further callers wait for room.
+/// The most writes that may wait. Further callers wait until there is room.
 const WRITE_QUEUE: usize = 1024;
-/// Writes that share a transaction at most.
+/// The most writes that share a transaction.
 const BATCH: usize = 64;
-/// Connections that only read.
+/// How many connections only read.
 const READERS: u32 = 4;
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/sqlite");
 
-/// The file, open. Clones share it.
+/// An open database file. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Sqlite {
     readers: SqlitePool,
@@ -79,8 +80,8 @@ impl Sqlite {
         &self.readers
     }
 
-    /// Runs `work` inside a write transaction of its own outcome: if it fails, nothing of it is applied. After the
-    /// commit `then` runs, whether or not the caller still waits.
+    /// Runs `work` inside a write transaction. If `work` fails, nothing that it did is applied, whatever becomes of
+    /// other writes in the transaction. After the commit `then` runs, whether or not the caller still waits.
     ///
     /// # Errors
     /// Whatever `work` returned, or the failure of the commit; `Unknown` if the writer is gone.
@@ -108,8 +109,8 @@ impl Sqlite {
     }
 }
 
-/// Makes the file, readable by its owner alone: it holds every conversation. SQLite gives its other files the same
-/// mode.
+/// Creates the file if it is missing and lets only its owner read it, because it holds every conversation. SQLite gives
+/// its other files the same mode.
 fn private(path: &Path) -> std::io::Result<()> {
     let mut options = File::options();
     options.create(true).append(true);
@@ -118,7 +119,7 @@ fn private(path: &Path) -> std::io::Result<()> {
     options.open(path).map(drop)
 }
 
-/// Takes the file's lock, which ends with the process however it ends.
+/// Takes the file's lock, which the operating system releases when the process ends in any way.
 fn lock(path: &Path) -> Result<File, Error> {
     let lock_path = PathBuf::from(format!("{}.lock", path.display()));
     let unusable = |error: &dyn std::fmt::Display| {
@@ -135,17 +136,17 @@ fn lock(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// What the writer is asked for.
+/// What the writer task is asked to do.
 enum Command {
     Write(Box<dyn Write>),
     Close,
 }
 
-/// One write, its types hidden.
+/// One write, without its types, so that different writes fit into one queue.
 trait Write: Send {
     /// Does the work on the connection; keeps the result.
     fn run<'a>(&'a mut self, connection: &'a mut Connection) -> BoxFuture<'a, bool>;
-    /// Tells everybody how it ended: with the kept result if the commit succeeded.
+    /// Tells the caller how the write ended: with the kept result if the commit succeeded.
     fn finish(&mut self, commit: Result<(), &sqlx::Error>);
 }
 
@@ -189,8 +190,8 @@ where
     }
 }
 
-/// The writer: takes what waits, runs it in one transaction, commits, tells everybody. Ends when it is asked to, or
-/// when nobody can ask any more.
+/// The writer task: takes the writes that wait, runs them in one transaction, commits, and tells their callers. It ends
+/// when it is asked to, or when no handle of the database is left.
 async fn write_all(connection: SqliteConnection, mut queue: mpsc::Receiver<Command>) {
     let mut connection = Connection::Sqlite(connection);
     let mut commands = Vec::with_capacity(BATCH);
@@ -222,8 +223,8 @@ async fn write_all(connection: SqliteConnection, mut queue: mpsc::Receiver<Comma
     }
 }
 
-/// Runs a batch in one transaction. Each write of several has a savepoint, so that one which fails takes only itself
-/// back.
+/// Runs several writes in one transaction. If there is more than one, each has a savepoint, so that a write that fails
+/// takes back only its own changes.
 async fn transact(connection: &mut Connection, batch: &mut [Box<dyn Write>]) -> Result<(), sqlx::Error> {
     connection.command("BEGIN IMMEDIATE").await?;
     let outcome = run_batch(connection, batch).await;
@@ -233,7 +234,8 @@ async fn transact(connection: &mut Connection, batch: &mut [Box<dyn Write>]) -> 
         Err(error) => Err(error),
     };
     if ended.is_err() {
-        // Some failures (disk full) have already rolled back; then this one says so and changes nothing.
+        // After some failures (disk full) SQLite has rolled back already. Then this statement fails and changes
+        // nothing.
         let _ = connection.command("ROLLBACK").await;
     }
     ended

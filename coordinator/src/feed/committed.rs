@@ -1,7 +1,8 @@
-//! Committed events on their way to other nodes, in the form in which they travel.
+//! Committed events in the form in which they are sent to other nodes.
 //!
-//! Serialized as a part of what `cluster` sends, so the form is one that every running version must read. Small appends
-//! travel whole; of a large one only the number does, and readers there take the events from the database.
+//! They are serialized as a part of the messages of `cluster`, so every version that may run in a cluster must be able
+//! to read this form. A small append is sent whole. Of a large append only the number and the size are sent, and
+//! readers on other nodes read its events from the database.
 
 use super::LogStatus;
 use super::recent::size;
@@ -13,29 +14,30 @@ use engine::time::UnixMillis;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Events of one append that are larger together travel as their number alone: an inbox is bounded in frames.
+/// If the events of one append are together larger than this, only their number and size are sent: the inbox of a node
+/// is limited by the count of messages, not by their size.
 pub(crate) const LARGE: usize = 64 << 10;
 
-/// What one append added to a log.
+/// What one append has added to a session's log.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Committed {
     pub session: SessionId,
     /// Number of the newest event.
     pub head: EventNumber,
-    /// Whether no more will come.
+    /// Whether no more events will come.
     pub over: bool,
-    /// The call whose events these are.
+    /// The call to which the events belong.
     pub call: Option<CallId>,
-    /// Its outcome, when it is over.
+    /// The outcome of the call, if it has ended.
     pub outcome: Option<Outcome>,
-    /// The events, unless one is large.
+    /// The events; empty if they are too large to send.
     pub events: Vec<Sent>,
-    /// Bytes of the events that do not travel, as frames.
+    /// The size of the events if they are not sent, as bytes of frames.
     #[serde(default)]
     pub left_out: usize,
 }
 
-/// An event on its way.
+/// An event as it is sent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sent {
     id: EventId,

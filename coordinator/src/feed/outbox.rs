@@ -1,29 +1,29 @@
-//! The outbox: notifications for other nodes, kept in order until `cluster` sends them.
+//! The outbox: a queue of notifications for other nodes, which `cluster` sends in order.
 //!
-//! Nobody waits for them. They are dropped while Redis is too slow: readers find in the database what they were not
-//! told.
+//! Nothing waits until a notification is sent. When Redis is too slow and the queue is full, notifications are dropped,
+//! because readers find in the database what they were not told.
 
 use super::Committed;
 use engine::ids::SessionId;
 use tokio::sync::mpsc;
 
-/// Notifications that may wait to be sent.
+/// The most notifications that wait to be sent.
 const CAPACITY: usize = 1024;
 
-/// What other nodes are told.
+/// A notification for other nodes.
 pub(crate) enum Notification {
-    /// This node goes on watching what it watches.
+    /// The announcement of the sessions that this node watches has to be renewed.
     Watches,
     /// All subscriptions of the session end.
     Cut(SessionId),
-    /// A log went on.
+    /// Events were committed.
     Committed(Box<Committed>),
 }
 
-/// Where notifications are left.
+/// The end of the queue that feeds write to.
 pub(super) struct Outbox(mpsc::Sender<Notification>);
 
-/// The other end of the outbox, which the cluster's tasks empty.
+/// The end of the queue that the tasks of `cluster` read.
 pub struct Notifications(pub(crate) mpsc::Receiver<Notification>);
 
 impl Outbox {
@@ -32,7 +32,7 @@ impl Outbox {
         (Self(sender), Notifications(receiver))
     }
 
-    /// Leaves a notification, unless too many wait or the cluster was left.
+    /// Puts a notification into the queue. It is dropped if the queue is full, or if `cluster` has ended.
     pub(super) fn send(&self, notification: Notification) {
         if let Err(mpsc::error::TrySendError::Full(_)) = self.0.try_send(notification) {
             tracing::debug!("redis is too slow for the notifications; readers look into the database");

@@ -1,22 +1,22 @@
-//! What a feed remembers of one session: its newest events, up to a bound, and the rendering of each.
+//! What a feed remembers of one session: its newest events, up to a limit, each with its rendered form.
 //!
-//! Events may come in any order and more than once; they are handed out in the order of their numbers and without a
-//! hole. Only `feed` and the reader use it.
+//! Events may arrive in any order and more than once. They are returned in the order of their numbers and without a
+//! gap. Only `feed` and the reader use this module.
 
 use bytes::Bytes;
 use engine::event::{Event, EventNumber, Payload};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-/// Events a feed remembers.
+/// The most events that a feed remembers.
 const RECENT_EVENTS: usize = 256;
-/// Bytes of payload a feed remembers, and of a page that its readers share; a single larger event is left to the
-/// database.
+/// The most bytes of payload that a feed remembers, and of a page that readers share. A single event that is larger is
+/// not remembered, and readers take it from the database.
 pub(super) const RECENT_BYTES: usize = 8 << 20;
-/// Views up to this size are rendered once for all readers.
+/// A view up to this size is rendered once for all readers.
 const SHARED_VIEW: usize = 64 << 10;
 
-/// An event and its view, rendered once.
+/// An event, and its view once it was rendered.
 #[derive(Debug)]
 pub struct RenderedEvent {
     /// The event.
@@ -29,7 +29,7 @@ impl RenderedEvent {
         Self { event, view: OnceLock::new() }
     }
 
-    /// The EventView. A large one is rendered anew for each reader rather than kept.
+    /// The event in the form in which the API shows it. A large one is not kept but rendered for each reader.
     pub fn view(&self) -> Bytes {
         if self.size() > SHARED_VIEW {
             return Bytes::from(self.event.view());
@@ -37,12 +37,13 @@ impl RenderedEvent {
         self.view.get_or_init(|| Bytes::from(self.event.view())).clone()
     }
 
-    /// Bytes it takes as a frame, about.
+    /// About how many bytes the event takes as a frame.
     pub fn size(&self) -> usize {
         size(&self.event)
     }
 
-    /// Bytes it holds by being remembered: a request shares its messages with the session's history.
+    /// How many bytes are held by remembering the event. A request counts for little, because it shares its messages
+    /// with the session's history.
     pub(super) fn held(&self) -> usize {
         match &self.event.event.payload {
             Payload::Json(raw) => raw.get().len(),
@@ -51,7 +52,7 @@ impl RenderedEvent {
     }
 }
 
-/// Bytes that an event takes as a frame, about.
+/// About how many bytes an event takes as a frame.
 pub(crate) fn size(event: &Event) -> usize {
     match &event.event.payload {
         Payload::Json(raw) => raw.get().len(),
@@ -63,12 +64,12 @@ pub(crate) fn size(event: &Event) -> usize {
 
 #[derive(Default)]
 pub(super) struct Recent {
-    /// By number. Writers on several connections or nodes may announce their events in another order.
+    /// The events by number. Writers on other connections or nodes may announce their events in another order.
     events: BTreeMap<EventNumber, Arc<RenderedEvent>>,
     bytes: usize,
-    /// The newest number that was forgotten.
+    /// The newest number whose event was forgotten.
     forgotten: EventNumber,
-    /// Bytes of events that are in the database alone, by the number of the last of each append.
+    /// The size of events that are only in the database, by the number of the last event of their append.
     left_out: BTreeMap<EventNumber, usize>,
 }
 
@@ -86,7 +87,7 @@ impl Recent {
         }
     }
 
-    /// Notes the size of events that stay in the database, up to that number.
+    /// Notes that the events of an append up to this number are only in the database, and their size.
     pub(super) fn leave_out(&mut self, number: EventNumber, bytes: usize) {
         self.left_out.insert(number, bytes);
         if self.left_out.len() > RECENT_EVENTS {
@@ -94,7 +95,7 @@ impl Recent {
         }
     }
 
-    /// What follows that number, as far as it is here without a hole.
+    /// The remembered events that follow this number without a gap. None if the next event is not remembered.
     pub(super) fn after(&self, seen: EventNumber) -> Option<Vec<Arc<RenderedEvent>>> {
         let next = self.events.range(seen.next()..).enumerate();
         let next = next.take_while(|(place, (number, _))| **number == seen.next().plus(*place));
@@ -102,7 +103,7 @@ impl Recent {
         (!next.is_empty()).then_some(next)
     }
 
-    /// Bytes of what follows that number; without bound where some of it was forgotten.
+    /// How many bytes of events follow this number. `usize::MAX` if some of them were forgotten.
     pub(super) fn size_after(&self, number: EventNumber) -> usize {
         if number < self.forgotten {
             return usize::MAX;

@@ -1,7 +1,7 @@
-//! Work that one node of the cluster does at a time, and the name of the deployment.
+//! Duties, which one node of the cluster does at a time, and the id of the deployment.
 //!
-//! A duty is a lease in the database, by the database's clock. It only spares the others the work: whatever is done
-//! under it is checked by the database once more, so that two nodes that both think they have it do no harm.
+//! A duty is a lease in the database, which expires by the database's clock. It only saves work: the database checks
+//! every step that is done under it, so two nodes that both believe to have the duty do no harm.
 
 use super::Log;
 use crate::Error;
@@ -19,7 +19,7 @@ const NAME: Sql = sql!("INSERT INTO deployment (one, id) VALUES (1, $1) ON CONFL
 const DEPLOYMENT: Sql = sql!("SELECT id FROM deployment");
 
 impl Log {
-    /// Takes a duty for that node, or keeps it. Returns whether it is the node's now, for that time.
+    /// Takes a duty for this node, or keeps it. Returns whether the node has the duty now, for this time.
     ///
     /// # Errors
     /// When the database fails.
@@ -36,8 +36,8 @@ impl Log {
         Ok(taken.await? > 0)
     }
 
-    /// What names this deployment, which is everything that shares this database: hexadecimal digits. Made at the first
-    /// call.
+    /// The id of this deployment, which is everything that shares this database, in hexadecimal digits. It is made at
+    /// the first call.
     ///
     /// # Errors
     /// When the database fails.

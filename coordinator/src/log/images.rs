@@ -1,7 +1,7 @@
-//! Whether the images that profiles name can be started (docs/api.md 9.1), kept where every node sees it.
+//! Whether the images that profiles name can be started (docs/api.md 9.1), stored so that every node knows it.
 //!
-//! A profile that is made or replaced marks its images `pending`. Some node then claims each, makes it usable and notes
-//! what came of it.
+//! When a profile is made or replaced, its images are marked as `pending`. Some node then claims each of them, pulls it
+//! if necessary, and notes the result.
 
 use super::Log;
 use super::sandboxes::BUSY_MS;
@@ -12,18 +12,18 @@ use std::collections::HashMap;
 /// Whether an image can be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageState {
-    /// That is being found out.
+    /// This is not known yet; some node has to find out.
     Pending,
-    /// It can.
+    /// It can be started.
     Available,
-    /// It cannot.
+    /// It cannot be started.
     Error,
 }
 
 impl ImageState {
     const ALL: [Self; 3] = [Self::Pending, Self::Available, Self::Error];
 
-    /// The word in events, in the admin API and in the database.
+    /// The text in events, in the admin API and in the database.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -38,12 +38,12 @@ impl ImageState {
     }
 }
 
-/// What is known of an image.
+/// What is known about an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageStatus {
     /// Whether it can be started.
     pub state: ImageState,
-    /// Why not.
+    /// Why it cannot be started.
     pub detail: Option<String>,
 }
 
@@ -82,7 +82,7 @@ fn list(names: &[String]) -> String {
 }
 
 impl Log {
-    /// Has it found out again whether these images can be started.
+    /// Marks these images as pending, so that some node finds out again whether they can be started.
     ///
     /// # Errors
     /// When the database fails.
@@ -93,8 +93,8 @@ impl Log {
             .await
     }
 
-    /// Has it found out whether the images of profiles can be started of which nothing is known: those of profiles that
-    /// were made while no sandbox driver was configured. It reads all profiles.
+    /// Marks those images of profiles as pending of which nothing is known, because their profiles were made while no
+    /// sandbox driver was configured. This reads all profiles.
     ///
     /// # Errors
     /// When the database fails.
@@ -102,7 +102,7 @@ impl Log {
         self.db.write_one(|c| Box::pin(async move { c.query(&MARK_UNKNOWN).execute().await.map(drop) }), |()| ()).await
     }
 
-    /// What is known of these images. One that was never marked is not in the answer.
+    /// What is known about these images. The answer leaves out images that were never marked.
     ///
     /// # Errors
     /// When the database fails.
@@ -115,8 +115,8 @@ impl Log {
         rows.iter().map(status).collect()
     }
 
-    /// Claims a pending image that no node works on, for [`BUSY`](super::BUSY). None if there is none, or another node
-    /// was faster.
+    /// Claims a pending image on which no node works, for [`BUSY`](super::BUSY). None if there is no such image, or
+    /// another node has claimed it first.
     ///
     /// # Errors
     /// When the database fails.
@@ -126,7 +126,7 @@ impl Log {
         Ok((self.image_update(&CLAIM, name.clone()).await? > 0).then_some(name))
     }
 
-    /// Keeps an image claimed, [`BUSY`](super::BUSY) from now on.
+    /// Renews this node's claim on an image for [`BUSY`](super::BUSY).
     ///
     /// # Errors
     /// When the database fails.

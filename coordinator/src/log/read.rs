@@ -1,4 +1,4 @@
-//! Reading: pages of events by number, with every `provider.request` whole, and the fold of a session.
+//! Reads the log: pages of events, in which every `provider.request` is complete, and the state of a session's turn.
 
 use super::{Id, Log, requests};
 use crate::Error;
@@ -12,12 +12,13 @@ use engine::time::UnixMillis;
 use engine::turn::Turn;
 use std::sync::Arc;
 
-/// Stored bytes of one read, beyond which the rest is left to the next.
+/// A read ends after the event with which its stored bytes exceed this.
 const PAGE_BYTES: usize = 4 << 20;
-/// Events of one read while a session is folded.
+/// The most events of one read while a session's turn is computed.
 const FOLD_PAGE: u32 = 256;
 
-/// Rows that the reader stops at once it has enough bytes; Postgres, which sends what it is asked for, stops by itself.
+/// The reader stops at the row that exceeds the size. Postgres sends all rows of its answer, so there the statement
+/// itself limits the size.
 const PAGE: Sql = Sql {
     sqlite: "SELECT id, number, call, client_key, kind, from_client, payload, created_at FROM events \
              WHERE session = $1 AND number > $2 ORDER BY number LIMIT $3",
@@ -39,22 +40,22 @@ const RESPONSE_BEFORE: Sql = sql!(
      ORDER BY number DESC LIMIT 1"
 );
 
-/// Events of a session in order, from one read.
+/// Events of a session, in order, from one read.
 #[derive(Debug)]
 pub struct Page {
-    /// The events; fewer than asked for at the log's end or where they are large.
+    /// The events. There are fewer than asked for at the end of the log, or if they are large.
     pub events: Vec<Arc<Event>>,
-    /// Whether the read stopped because of their size.
+    /// Whether the read ended because of the size of the events.
     pub cut: bool,
 }
 
-/// A whole request that helps to read the next one.
+/// A complete request from which the next stored request can be completed.
 enum Before {
-    /// None does.
+    /// There is none.
     Nothing,
-    /// It is the one stored just before.
+    /// It is the request just before the one that is read.
     Just(Arc<Request>),
-    /// One of the session, with its number: others may stand between.
+    /// It is a request of the session with this number; there may be others after it.
     Some(requests::Read),
 }
 
@@ -65,7 +66,7 @@ impl From<Unreadable> for Error {
 }
 
 impl Log {
-    /// Events after that number, at most `limit`.
+    /// Reads events after this number, at most `limit`.
     ///
     /// # Errors
     /// When the database fails.
@@ -117,7 +118,7 @@ impl Log {
         Ok(Page { events, cut })
     }
 
-    /// The request whose stored form stands in event `number`.
+    /// Completes the request whose stored form is in event `number`.
     async fn whole(
         &self,
         session: SessionId,
@@ -144,7 +145,7 @@ impl Log {
         Ok(Arc::new(Request::load(stored, last.as_deref())?))
     }
 
-    /// The number of the event, if it is in this session's log.
+    /// The number of an event, if the event is in this session's log.
     ///
     /// # Errors
     /// When the database fails.
@@ -153,8 +154,8 @@ impl Log {
         row.map(|row| Ok(EventNumber(row.get("number")?))).transpose()
     }
 
-    /// The session's log folded: from the newest completed compaction on, or whole where there is none or its reference
-    /// is broken (docs/api.md 4.1).
+    /// Computes the session's turn from its log: from the newest completed compaction on, or from the beginning if
+    /// there is none, or if the event that it refers to is missing (docs/api.md 4.1).
     ///
     /// # Errors
     /// When the database fails.
@@ -186,7 +187,8 @@ impl Log {
         }
     }
 
-    /// Usage sum of the newest answer before that event which is no compaction's. It stands close before it.
+    /// The token sum of the newest answer before this event that does not belong to a compaction. It is usually close
+    /// before it.
     async fn usage_before(&self, session: SessionId, number: EventNumber) -> Result<Option<u64>, Error> {
         let mut before = number;
         loop {
@@ -202,7 +204,7 @@ impl Log {
     }
 }
 
-/// An event, and the stored form of its request where it is one.
+/// Reads an event. For a `provider.request`, its stored form is returned beside it.
 fn read_event(session: SessionId, row: &Row) -> Result<(Event, Option<String>), Error> {
     let kind = row.get::<&str>("kind")?;
     let kind = kind.parse().map_err(|error: engine::event::UnknownEventType| Error::Unreadable(error.to_string()))?;

@@ -1,7 +1,8 @@
-//! The newest whole request of sessions that are read on this node, so that reading the next one costs what is new in
-//! it and not the chain of all before.
+//! For sessions that are read on this node, the newest complete request. With it, completing the next request takes
+//! only what is new in it, instead of the chain of all requests before.
 //!
-//! Events never change, so what is here is right for ever. The bound is in bytes of messages, whoever else shares them.
+//! Events never change, so a request that is kept here never becomes wrong. The limit counts the bytes of the messages,
+//! even if others hold the same messages.
 
 use engine::event::EventNumber;
 use engine::ids::SessionId;
@@ -9,12 +10,12 @@ use engine::request::Request;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of all requests together.
+/// The most bytes of all requests together.
 const BYTES: usize = 64 << 20;
-/// How many there may be: the longest unused one is looked for among them.
+/// The most requests. All of them are searched for the one that was unused for the longest time.
 const SESSIONS: usize = 1024;
 
-/// A whole request and its number.
+/// A complete request and its number.
 pub(super) type Read = (EventNumber, Arc<Request>);
 
 #[derive(Default)]
@@ -30,12 +31,12 @@ struct Entry {
     used: u64,
 }
 
-/// What is kept.
+/// The requests that are kept.
 #[derive(Default)]
 pub(super) struct Requests(Mutex<Kept>);
 
 impl Requests {
-    /// The newest one of the session that was read here.
+    /// The newest request of the session that was read on this node.
     pub(super) fn newest(&self, session: SessionId) -> Option<Read> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.clock += 1;
@@ -45,7 +46,7 @@ impl Requests {
         Some(entry.read.clone())
     }
 
-    /// Keeps one that was read, unless a newer one is there.
+    /// Keeps a request that was read, unless a newer one of the session is kept.
     pub(super) fn keep(&self, session: SessionId, number: EventNumber, request: &Arc<Request>) {
         let bytes = request.messages.iter().map(|m| m.content.get().len() + 64).sum::<usize>() + 1024;
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);

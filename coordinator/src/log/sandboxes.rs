@@ -1,11 +1,10 @@
-//! The sandboxes that the server runs, as the database knows them: which session each belongs to, and what becomes of
-//! it.
+//! The rows of the sandboxes that the server runs: the session and the state of each.
 //!
-//! A sandbox starts, runs, is stopped and is gone. Each of these changes is one write together with the events that
-//! tell of it, and names the state that it starts from: of two nodes that try the same change one wins, and the other
-//! is refused with nothing applied. The container itself is made and removed between two changes, by the node that made
-//! the first one. That node keeps the row busy meanwhile; once it does not do so any more, another node may claim the
-//! row and carry on.
+//! A sandbox is starting, running, stopping, and then its row is deleted. Each change is one write together with the
+//! events that report it, and it applies only in the state that it starts from. When two nodes try the same change, one
+//! succeeds, and the other is refused and nothing of its write is applied. The container itself is created or removed
+//! between two changes, by the node that made the first one. Meanwhile that node keeps the row busy. When it stops
+//! doing so, another node may claim the row and carry on.
 
 use super::append::sqlite::{During, append_events};
 use super::{Id, Log};
@@ -17,15 +16,15 @@ use engine::ids::{KeyId, SandboxId, SessionId};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a row is left to the node that works on it, after that node said so last.
+/// How long a row belongs to the node that works on it, after that node has last renewed its claim.
 pub const BUSY: Duration = Duration::from_secs(15);
-/// `BUSY` in a statement.
+/// `BUSY` in milliseconds, for statements.
 pub(super) const BUSY_MS: i64 = BUSY.as_millis() as i64;
 
-/// Where a sandbox stands.
+/// The state of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SandboxState {
-    /// Its container is being made.
+    /// Its container is being created.
     Starting,
     /// Commands can be run in it.
     Running,
@@ -36,7 +35,7 @@ pub enum SandboxState {
 impl SandboxState {
     const ALL: [Self; 3] = [Self::Starting, Self::Running, Self::Stopping];
 
-    /// Its stored form, and the word that the admin API shows.
+    /// The text that is stored and that the admin API shows.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -51,41 +50,41 @@ impl SandboxState {
     }
 }
 
-/// A sandbox's row.
+/// The row of a sandbox.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
-    /// Its id, which its container carries too.
+    /// Its id. Its container is named by it.
     pub id: SandboxId,
     /// The session it belongs to.
     pub session: SessionId,
-    /// Who started it.
+    /// The client that started it.
     pub key: KeyId,
     /// Its image.
     pub image: String,
-    /// Where it stands.
+    /// Its state.
     pub state: SandboxState,
     /// Why it is being stopped.
     pub reason: Option<String>,
 }
 
-/// A change of a sandbox.
+/// A change of a sandbox's state.
 #[derive(Debug, Clone)]
 pub enum SandboxChange {
-    /// It is about to be started. Refused with `Duplicate` while the session has another one that starts or runs.
+    /// The sandbox is about to be started. Refused with `Duplicate` while another one of the session starts or runs.
     Start {
-        /// Who starts it.
+        /// The client that starts it.
         key: KeyId,
-        /// What is started.
+        /// The image from which it is started.
         image: String,
     },
-    /// It was starting and runs now.
+    /// It was starting and is running now.
     Running,
     /// It was running and is about to be stopped.
     Stop {
-        /// Why.
+        /// The reason, for the events.
         reason: &'static str,
     },
-    /// It was in this state and is gone.
+    /// It was in this state and does not exist any more.
     Gone(SandboxState),
 }
 
@@ -108,7 +107,7 @@ const OF_SESSION: Sql = sql!(
     "SELECT id, session, client_key, image, state, reason FROM sandboxes WHERE session = $1 ORDER BY created_at, id"
 );
 const ALL: Sql = sql!("SELECT id, session, client_key, image, state, reason FROM sandboxes ORDER BY created_at, id");
-/// Those that some node has to see to: left in the middle of a change, or left over from a session that has ended.
+/// Sandboxes that some node has to deal with: a change was left unfinished, or their session has ended.
 const UNATTENDED: Sql = sql!(
     "SELECT b.id, b.session, b.client_key, b.image, b.state, b.reason FROM sandboxes b JOIN sessions s ON s.id = b.session \
      WHERE b.busy_until < ",
@@ -132,12 +131,13 @@ impl Sandbox {
 }
 
 impl Log {
-    /// Changes a sandbox and appends the events that tell of it, if there are any. Returns them as committed.
+    /// Changes a sandbox's state and appends the events that report it, if there are any. Returns the events as
+    /// committed.
     ///
     /// # Errors
-    /// `PreconditionFailed` when the sandbox is not in the state that the change starts from; `Duplicate` when it is
-    /// not the session's only one; `NotOpen` when events cannot be appended (a start needs an open session, the others
-    /// also go into one that is being closed); or an error of the database.
+    /// `PreconditionFailed` when the sandbox is not in the state that the change starts from; `Duplicate` when the
+    /// session has another sandbox; `NotOpen` when events cannot be appended (a start needs an open session, the other
+    /// changes are also possible while it is being closed); or an error of the database.
     pub async fn change_sandbox(
         &self,
         session: SessionId,
@@ -184,8 +184,7 @@ impl Log {
         self.db.read(&ALL).all().await?.iter().map(Sandbox::read).collect()
     }
 
-    /// Sandboxes that a node left in the middle of a change, or that outlived their session: at most 100, the oldest
-    /// first.
+    /// Sandboxes of which a node left a change unfinished, or whose session has ended: at most 100, the oldest first.
     ///
     /// # Errors
     /// When the database fails.
@@ -193,7 +192,7 @@ impl Log {
         self.db.read(&UNATTENDED).all().await?.iter().map(Sandbox::read).collect()
     }
 
-    /// Keeps a sandbox's row for this node, [`BUSY`] from now on.
+    /// Renews this node's claim on a sandbox's row for [`BUSY`].
     ///
     /// # Errors
     /// When the database fails.
@@ -201,7 +200,7 @@ impl Log {
         self.sandbox_update(&KEEP_BUSY, id).await.map(drop)
     }
 
-    /// Takes over a sandbox that nobody works on. Returns whether it is this node's now, for [`BUSY`].
+    /// Claims a sandbox that no node works on. Returns whether this node has claimed it, for [`BUSY`].
     ///
     /// # Errors
     /// When the database fails.

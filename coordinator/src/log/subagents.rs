@@ -1,9 +1,9 @@
-//! The remote subagents, as the database knows them: which session each belongs to, how it ended, and its output until
-//! the model was told.
+//! The rows of the remote subagents: the session and the state of each, and the output of those that have ended, until
+//! the model has seen it.
 //!
-//! The turn that launches a subagent logs its start, adds its row, starts its container and logs that it runs. Its end
-//! is one write together with the event that tells of it, and only a subagent that runs can end: however many nodes see
-//! it end, or cancel it, the log says so once.
+//! The turn that launches a subagent logs its start, adds its row, starts its container, and logs that it runs. Its end
+//! is one write together with the event that reports it, and only a running subagent can end. So the log reports the
+//! end once, even if several nodes notice it or cancel the subagent.
 
 use super::append::sqlite::{During, append_events};
 use super::sandboxes::BUSY_MS;
@@ -15,20 +15,20 @@ use engine::event::{Event, NewEvent};
 use engine::ids::{KeyId, SessionId, SubagentId};
 use std::sync::Arc;
 
-/// Where a subagent stands.
+/// The state of a subagent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubagentState {
-    /// Its start is logged, and not yet that it runs.
+    /// The log says that it starts, and not yet that it runs.
     Starting,
     /// It runs.
     Running,
     /// It ended with exit code 0.
     Completed,
-    /// It ended with another exit code, or was lost.
+    /// It ended with another exit code, or its container was lost.
     Failed,
-    /// It took longer than it may.
+    /// It was ended because it took too long.
     TimedOut,
-    /// It was ended by a client, or with its session.
+    /// It was ended by a client, or because its session ended.
     Cancelled,
 }
 
@@ -36,7 +36,7 @@ impl SubagentState {
     const ALL: [Self; 6] =
         [Self::Starting, Self::Running, Self::Completed, Self::Failed, Self::TimedOut, Self::Cancelled];
 
-    /// Its stored form. From `running` on it is the word of the status tool too (docs/api.md 8.6).
+    /// The text that is stored. From `running` on, the status tool shows the same text (docs/api.md 8.6).
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -62,38 +62,38 @@ impl SubagentState {
 /// A subagent that is being launched.
 #[derive(Debug, Clone)]
 pub struct NewSubagent {
-    /// Its id, which its container carries too.
+    /// Its id. Its container is named by it.
     pub id: SubagentId,
     /// The session it belongs to.
     pub session: SessionId,
-    /// Whose turn launches it.
+    /// The client in whose turn it is launched.
     pub key: KeyId,
-    /// The command-line agent.
+    /// The name of the command-line agent that it runs.
     pub harness: String,
-    /// The model it uses.
+    /// The name of the model that it uses.
     pub model: String,
 }
 
 /// How a subagent ended.
 #[derive(Clone)]
 pub struct SubagentEnd {
-    /// None of the live states.
+    /// A state other than `Starting` and `Running`.
     pub state: SubagentState,
-    /// The process's exit code, if it ended by itself.
+    /// The exit code of its process, if that ended by itself.
     pub exit_code: Option<i64>,
-    /// What it wrote, as far as it is kept.
+    /// The part of its standard output that is kept.
     pub stdout: String,
-    /// What it wrote to standard error, as far as it is kept.
+    /// The part of its standard error that is kept.
     pub stderr: String,
-    /// Whether more was written than is kept.
+    /// Whether it wrote more than is kept.
     pub truncated: bool,
-    /// Why, where it did not complete.
+    /// Why it ended, if it did not complete.
     pub reason: Option<String>,
-    /// The same in a sentence.
+    /// The reason as a sentence.
     pub detail: Option<String>,
 }
 
-/// Without the output, which belongs to the user.
+/// Does not show the output, which belongs to the user.
 impl std::fmt::Debug for SubagentEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SubagentEnd")
@@ -103,14 +103,15 @@ impl std::fmt::Debug for SubagentEnd {
     }
 }
 
-/// A subagent's row.
+/// The row of a subagent.
 #[derive(Debug, Clone)]
 pub struct Subagent {
-    /// What it was launched as.
+    /// What was launched.
     pub launched: NewSubagent,
-    /// Where it stands, and its end once it has one.
+    /// Its state, and the details of its end if it has ended.
     pub end: SubagentEnd,
-    /// Whether the node that launched it, or works on its end, said within [`BUSY`](super::BUSY) that it does.
+    /// Whether a node works on it: that node has launched it or deals with its end, and has renewed its claim within
+    /// [`BUSY`](super::BUSY).
     pub busy: bool,
 }
 
@@ -178,7 +179,8 @@ impl Subagent {
 }
 
 impl Log {
-    /// Notes a subagent whose start is logged, before its container is made. Noted already is as good.
+    /// Adds the row of a subagent whose start is logged, before its container is created. It is no error if the row
+    /// exists.
     ///
     /// # Errors
     /// When the database fails.
@@ -204,7 +206,7 @@ impl Log {
             .await
     }
 
-    /// Says that this node is still launching the subagent, for [`BUSY`](super::BUSY) from now on.
+    /// Renews the claim of this node, which is launching the subagent, for [`BUSY`](super::BUSY).
     ///
     /// # Errors
     /// When the database fails.
@@ -221,7 +223,7 @@ impl Log {
             .await
     }
 
-    /// The log says that the subagent runs, so that its end may be logged from now on.
+    /// Notes that the log says that the subagent runs. From now on its end may be logged.
     ///
     /// # Errors
     /// When the database fails.
@@ -229,7 +231,7 @@ impl Log {
         self.subagent_update(&RUNS, id).await
     }
 
-    /// The subagent could not be started, and nothing of it is left.
+    /// Deletes the row of a subagent that could not be started and of which nothing is left.
     ///
     /// # Errors
     /// When the database fails.
@@ -237,7 +239,7 @@ impl Log {
         self.subagent_update(&NOT_LAUNCHED, id).await
     }
 
-    /// Forgets a subagent whose end was reported to the model. One that has not ended stays.
+    /// Deletes the row of a subagent whose end was reported to the model. The row of one that has not ended stays.
     ///
     /// # Errors
     /// When the database fails.
@@ -245,10 +247,10 @@ impl Log {
         self.subagent_update(&FORGET, id).await
     }
 
-    /// Notes how a running subagent ended, and appends the event that tells of it.
+    /// Records how a running subagent ended, and appends the event that reports it.
     ///
     /// # Errors
-    /// `PreconditionFailed` when it does not run, because its end is noted already or its start is not complete;
+    /// `PreconditionFailed` when it does not run, because its end is recorded already or its launch is not complete;
     /// `NotOpen` when the session has ended; or an error of the database.
     pub async fn end_subagent(
         &self,
@@ -281,7 +283,8 @@ impl Log {
         written.await.map(drop)
     }
 
-    /// The subagents of a session whose end was not reported yet, in the order in which they were launched.
+    /// The subagents of a session whose end was not yet reported to the model, in the order in which they were
+    /// launched.
     ///
     /// # Errors
     /// When the database fails.
@@ -290,7 +293,7 @@ impl Log {
         rows.iter().map(Subagent::read).collect()
     }
 
-    /// Every subagent that has not ended, by id.
+    /// All subagents that have not ended, by id.
     ///
     /// # Errors
     /// When the database fails.
@@ -298,8 +301,8 @@ impl Log {
         self.db.read(&LIVE).all().await?.iter().map(Subagent::read).collect()
     }
 
-    /// Whether the log says that this subagent runs. It reads the session's events, so it is for the rare case that a
-    /// node was lost between the append that says so and [`Log::subagent_runs`].
+    /// Whether the log says that this subagent runs. This reads the session's events, so it is only for the rare case
+    /// that a node was lost between the append that says so and [`Log::subagent_runs`].
     ///
     /// # Errors
     /// When the database fails.
@@ -308,7 +311,7 @@ impl Log {
         Ok(query.optional().await?.is_some())
     }
 
-    /// Sessions that have ended and still have subagents: at most 100.
+    /// Sessions that have ended and still have rows of subagents: at most 100.
     ///
     /// # Errors
     /// When the database fails.
@@ -317,7 +320,7 @@ impl Log {
         rows.iter().map(|row| SessionId::read(row, "session")).collect()
     }
 
-    /// Forgets all subagents of a session that has ended.
+    /// Deletes the rows of all subagents of a session that has ended.
     ///
     /// # Errors
     /// When the database fails.

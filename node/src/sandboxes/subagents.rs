@@ -109,7 +109,7 @@ pub(crate) enum Cancelled {
 /// Cancels a subagent of the session for a client. When this returns its container is gone.
 ///
 /// # Errors
-/// The database's; `Unavailable` while its launch does not come to an end.
+/// When the database fails; `Unavailable` while the subagent is still being launched.
 pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: SubagentId) -> Result<Cancelled, Error> {
     let Some(driver) = &app.sandboxes else { return Ok(Cancelled::Unknown) };
     let deadline = Instant::now() + LAUNCHING;

@@ -38,8 +38,8 @@ impl Turn {
         }
     }
 
-    /// Fails the session because its profile was deleted (docs/api.md 3.2). The call of the client that sent the message
-    /// records this.
+    /// Fails the session because its profile was deleted (docs/api.md 3.2). The call of the client that sent the
+    /// message records this.
     pub fn profile_unavailable(&mut self, ctx: &Context<'_>, key: KeyId) -> Step {
         self.begin(key, false);
         let outcome = Outcome::Error(RpcError::profile_unavailable());
