@@ -53,8 +53,8 @@ async fn meta() -> Response {
 /// How long the database may take to answer before it counts as unavailable.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether a load balancer should send requests to this node: 503 with the reasons while it should not. What impairs
-/// the node without making it useless stands in `notes`.
+/// Whether a load balancer should send requests to this node: if not, 503 with the reasons. Problems with which the
+/// node is still useful are listed in `notes`.
 async fn ready(State(app): State<Arc<App>>) -> Response {
     let mut reasons = Vec::new();
     if app.stop.is_cancelled() {

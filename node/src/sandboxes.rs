@@ -1,10 +1,11 @@
-//! The sandboxes and subagents that the server runs: what methods, turns, closings and the reconciler do with them.
+//! The sandboxes and subagents that the server runs: what methods, turns, the closing of sessions and the reconciler do
+//! with them.
 //!
-//! The database (`coordinator::log`) says which exist, whom they belong to and what their session's log says of them;
-//! the driver (the crate `sandbox`) makes and removes containers and pods. Every change of the database comes first or
-//! last, never in the middle: a start is noted before its container is made, an end before its container is removed. So
-//! whatever a lost node leaves is either named by a row, which another node finishes ([`reconcile`]), or is a container
-//! that no row names, which is removed. The handlers of both ports and the sessions call this; it knows neither.
+//! The database (`coordinator::log`) says which exist, which session each belongs to, and what the session's log has
+//! said about it. The driver (the crate `sandbox`) creates and removes containers and pods. A start is recorded before
+//! its container is created, and an end before its container is removed. So what a lost node leaves is either named by a
+//! row, and another node completes it ([`reconcile`]), or is a container that no row names, and is removed. The handlers
+//! of both ports and the sessions call this module, which uses neither.
 
 pub(crate) mod command;
 pub(crate) mod images;
@@ -18,13 +19,13 @@ use coordinator::log::{BUSY, Log};
 use sandbox::Sandboxes;
 use std::time::Duration;
 
-/// What is said wherever a sandbox is wanted and no driver is configured.
+/// The text for everybody who asks for a sandbox when no driver is configured.
 pub(crate) const NO_DRIVER: &str = "no sandbox driver is configured";
 
-/// The driver that the configuration names, if it names one. Nothing is asked of the container runtime yet.
+/// Makes the driver that the configuration names, if it names one. This does not connect to the container runtime.
 ///
 /// # Errors
-/// When the runtime's address or credentials cannot be used, or the database does not tell the deployment's name.
+/// When the runtime's address or credentials cannot be used, or the id of the deployment cannot be read.
 pub(crate) async fn driver(config: &Config, log: &Log) -> anyhow::Result<Option<Sandboxes>> {
     let docker = match &config.sandbox.driver {
         SandboxDriver::None => return Ok(None),
@@ -37,7 +38,7 @@ pub(crate) async fn driver(config: &Config, log: &Log) -> anyhow::Result<Option<
     Ok(Some(Sandboxes::Docker(docker)))
 }
 
-/// Does some work, and says at intervals with `renew` that it is still being done, so that no other node takes it over.
+/// Does some work and calls `renew` at intervals, so that no other node takes over the work.
 async fn keep_busy<T, R: Future<Output = Result<(), coordinator::Error>>>(
     renew: impl Fn() -> R,
     work: impl Future<Output = T>,

@@ -1,7 +1,7 @@
 //! Whether the images that profiles name can be started (docs/api.md 9.1), stored so that every node knows it.
 //!
-//! When a profile is made or replaced, its images are marked as `pending`. Some node then claims each of them, pulls it
-//! if necessary, and notes the result.
+//! When a profile is made or replaced, its images are marked as `pending`. Some node then claims each of them, makes it
+//! available to the container runtime, and notes the result.
 
 use super::Log;
 use super::sandboxes::BUSY_MS;

@@ -26,9 +26,9 @@ pub(super) async fn answer(caller: Caller, method: Method, id: Option<Raw>, para
     }
 }
 
-/// Does the checks that come before the gate, in the order of the API, then puts the call into the queue. A retry with
-/// the idempotency key of a call that has started is answered from the log, before the session's state is looked at:
-/// that very call may have ended the session.
+/// Does the checks that come before the gate, in the order of the API, and puts the call into the queue. A retry whose
+/// idempotency key belongs to a call that has started is answered from the log. This comes before the check of the
+/// session's state, because that call may have ended the session.
 async fn accept(caller: &Caller, method: Method, params: &Raw) -> Result<(Target, Reader), RpcError> {
     let admission = caller.admission().await?;
     admission.driver(method)?;

@@ -64,7 +64,7 @@ impl Follow {
         }
     }
 
-    /// Forwards events until the call is over.
+    /// Forwards the call's events until it is over. Returns the number of its last event and its outcome.
     async fn reach_end(&mut self, target: Target) -> Result<Result<(CallId, EventNumber, Outcome), RpcError>, Gone> {
         let mut waiter = match target {
             Target::Live(waiter) => waiter,
@@ -74,8 +74,8 @@ impl Follow {
             let head = self.reader.head();
             let (last, ended) = match waiter.progress() {
                 Progress::Queued => {
-                    // In a cluster another node may serve the call while this one, which drains, still carries its
-                    // stream.
+                    // In a cluster another node may serve the call while this node, which is draining, still forwards
+                    // it to the client.
                     let stop = if self.app.cluster.is_shared() { self.app.halt.clone() } else { self.app.stop.clone() };
                     let news = self.frames.idle(async {
                         tokio::select! { known = waiter.changed() => known, () = stop.cancelled() => false }
@@ -126,8 +126,8 @@ impl Follow {
         }
     }
 
-    /// The session has ended. When a closing ends a running call, its owner tells only the waiters on its own node
-    /// (I9), so the others ask the database.
+    /// Finds out what became of the call when the session has ended. When a running call is ended by closing its
+    /// session, its owner tells only the waiters on its own node (ARCHITECTURE.md, I9), so others read the database.
     async fn cut_off(&mut self, call: CallId) -> Result<Result<(CallId, EventNumber, Outcome), RpcError>, Gone> {
         match self.app.log.call(call).await {
             Ok(Some(record)) if record.ended.is_some() => return self.replay(record).await,
@@ -147,7 +147,7 @@ impl Follow {
         Ok(forwarded.map(|()| (record.id, last, outcome)))
     }
 
-    /// Notifications of the call's events up to that number; those that clients made are not echoed (docs/api.md 3.9).
+    /// Sends the call's events up to this number, except those that clients made (docs/api.md 3.9).
     async fn forward(&mut self, call: CallId, last: EventNumber) -> Result<Result<(), RpcError>, Gone> {
         while self.reader.seen() < last {
             let events = match read(&mut self.reader, last).await {
@@ -162,7 +162,7 @@ impl Follow {
         Ok(Ok(()))
     }
 
-    /// Writes the terminal frame event by event, so that it is never whole in memory.
+    /// Writes the terminal frame event by event, so that it is never in memory as a whole.
     async fn result(&mut self, call: CallId, last: EventNumber, outcome: &Outcome) -> Result<(), Gone> {
         let Some(id) = self.id.clone() else { return Ok(()) };
         let (first, wanted) = match (self.app.log.call(call).await, outcome) {
@@ -178,7 +178,7 @@ impl Follow {
         let mut text = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"events":["#).into_bytes();
         let (mut message, mut any) = (Outcome::unavailable_message(), false);
         while self.reader.seen() < last {
-            // A frame that has begun cannot become an error: the stream breaks off, and the client asks again.
+            // A frame that has begun cannot become an error, so the stream is broken off, and the client asks again.
             let events = read(&mut self.reader, last).await.map_err(|error| broke_off(&error))?;
             for shown in events.iter().filter(|shown| shown.event.call == Some(call)) {
                 if std::mem::replace(&mut any, true) {
@@ -230,7 +230,7 @@ fn broke_off(error: &Error) -> Gone {
     Gone
 }
 
-/// Reads on, and tries again for a while when the database is away.
+/// Reads the next events, and tries again for some time when the database is unavailable.
 pub(super) async fn read(reader: &mut Reader, last: EventNumber) -> Result<Vec<Arc<RenderedEvent>>, Error> {
     let mut tries = 0;
     loop {

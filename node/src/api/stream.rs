@@ -33,7 +33,7 @@ pub(super) struct Gone;
 /// The end of a stream that its task writes to.
 pub(super) struct Frames {
     sender: mpsc::Sender<Bytes>,
-    /// Room that is kept free for a last frame to a client that does not read.
+    /// A place in the channel that is kept free for the last frame, for a client that does not read.
     last: Option<OwnedPermit<Bytes>>,
     keepalive: Option<Duration>,
     key: KeyId,
@@ -63,7 +63,7 @@ where
     };
     let writing = write(frames_out);
     app.tasks.spawn(async move {
-        // A client that left needs no answer. The call that it started goes on without it.
+        // If the client has left, there is nobody to answer. The call that it started goes on.
         let _ = writing.await;
     });
     let body = Body::from_stream(stream::poll_fn(move |cx| frames.poll_recv(cx).map(|f| f.map(Ok::<_, Infallible>))));

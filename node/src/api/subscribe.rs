@@ -15,14 +15,14 @@ use engine::params::{self, Subscribe};
 use engine::rpc::{self, RpcError};
 use std::sync::Arc;
 
-/// A live subscription has fallen behind when more events, or more bytes, than this were committed while its client
-/// took no frame (docs/api.md 2.5).
+/// A live subscription has fallen behind when more events or more bytes than this were committed while its client
+/// accepted no frame (docs/api.md 2.5).
 const LAG: (u64, usize) = (256, 8 << 20);
 
 struct Subscription {
     frames: Frames,
     reader: Reader,
-    /// The last event of the replay, which shows every event and cannot fall behind.
+    /// The last event of the replay. The replay shows every event, and a subscription cannot fall behind during it.
     replay: EventNumber,
     client_events: bool,
 }
@@ -95,8 +95,8 @@ impl Subscription {
         }
     }
 
-    /// Waits for room for a frame. Returns whether the subscription fell behind meanwhile. Unsubscribing ends the
-    /// waiting too.
+    /// Waits until there is room for a frame. Returns whether the subscription has fallen behind meanwhile. The wait
+    /// also ends when the client unsubscribes.
     async fn lagged(&mut self, began: Head) -> Result<bool, Gone> {
         let start = self.reader.head();
         while !self.frames.has_room() {

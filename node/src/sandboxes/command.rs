@@ -1,4 +1,4 @@
-//! Running a command in the session's sandbox: for `session.execRemoteSandbox` and for a turn's sandbox tools.
+//! Runs a command in the session's sandbox, for `session.execRemoteSandbox` and for the sandbox tools of a turn.
 
 use super::lifecycle::{error, lost, running};
 use crate::app::App;
@@ -9,20 +9,20 @@ use engine::ids::SessionId;
 use sandbox::{Captured, Command};
 use std::sync::Arc;
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) enum Ran {
-    /// It ran to its end.
+    /// The command ran to its end.
     Output(Sandbox, CommandOutput),
-    /// No sandbox runs.
+    /// The session has no running sandbox.
     NotRunning,
-    /// It did not run to its end; why.
+    /// The command did not run to its end, for this reason.
     Failed(Sandbox, String),
 }
 
-/// Runs a command with the configured bounds; none was given where a tool's input has none. It is ended when the caller
-/// stops waiting. A sandbox that turns out to be gone is forgotten, and the log says why, so that another one can be
-/// started.
+/// Runs a command within the configured limits. `script` is none when a tool's input holds no command, which is an
+/// error. The command is ended when the caller stops waiting. If the sandbox turns out to be gone, its row is deleted
+/// and the log says why, so that another one can be started.
 ///
 /// # Errors
 /// When the database fails.
@@ -49,8 +49,8 @@ pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<Strin
     })
 }
 
-/// Tells in the log that a command, which is no part of a turn, did not run to its end. A sandbox that is gone has its
-/// event already.
+/// Reports in the log that a command did not run to its end. For commands that belong to no turn. If the sandbox is
+/// gone, the log has an event about that already.
 ///
 /// # Errors
 /// When the database fails.
@@ -62,7 +62,7 @@ pub(crate) async fn log_failure(app: &App, sandbox: &Sandbox, detail: &str) -> R
     Ok(())
 }
 
-/// The text of a stream, and at its end how much of it is missing.
+/// The text of an output stream. It ends with a note of how much is missing, if something is.
 fn text(captured: Captured) -> String {
     let Captured { mut text, dropped } = captured;
     if dropped > 0 {

@@ -1,4 +1,4 @@
-//! Whether the images of profiles can be started (docs/api.md 9.1): found out in the background, kept in the database.
+//! Finds out in the background whether the images of profiles can be started (docs/api.md 9.1).
 
 use super::{NO_DRIVER, keep_busy};
 use crate::app::App;
@@ -8,7 +8,8 @@ use engine::event::payload::Image;
 use sandbox::Sandboxes;
 use std::sync::Arc;
 
-/// Has it found out whether these images can be started: by this node, at once, or by another one if this node is lost.
+/// Starts to find out whether these images can be started. This node does it at once; if the node is lost, another one
+/// does.
 ///
 /// # Errors
 /// When the database fails.
@@ -23,7 +24,7 @@ pub(crate) async fn provision(app: &Arc<App>, names: &[String]) -> Result<(), Er
     Ok(())
 }
 
-/// Provisions images that are pending and that no node works on, one after the other, until there is none or the node
+/// Provisions the pending images on which no node works, one after the other, until there is none left or the node
 /// stops.
 pub(super) async fn provision_pending(app: &App, driver: &Sandboxes) {
     while !app.stop.is_cancelled() {
@@ -49,7 +50,7 @@ pub(super) async fn provision_pending(app: &App, driver: &Sandboxes) {
     }
 }
 
-/// What is known of these images, in their order.
+/// What is known about these images, in their order.
 ///
 /// # Errors
 /// When the database fails.

@@ -14,17 +14,17 @@ use sandbox::{Sandboxes, Spec};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a closing waits for sandboxes that other nodes are stopping.
+/// How long closing a session waits for sandboxes that other nodes are stopping.
 const WAIT_FOR_OTHERS: Duration = Duration::from_secs(5);
-/// The pause between two looks at them.
+/// The time between two checks during that wait.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Why a sandbox was not started.
 #[derive(Debug)]
 pub(crate) enum NotStarted {
-    /// The session has one.
+    /// The session has a sandbox already.
     AlreadyRunning,
-    /// The driver did not start it; why. The log says so.
+    /// The driver did not start it, for this reason. The log says so.
     Failed(String),
     /// The session is not open, or the database failed.
     Database(Error),
@@ -34,22 +34,22 @@ pub(crate) enum NotStarted {
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) id: SandboxId,
-    /// When the log said that it runs; none if that could not be written yet.
+    /// When the log said that it runs. None if that could not be written yet.
     pub(crate) at: Option<UnixMillis>,
 }
 
 /// Why a sandbox was not stopped.
 #[derive(Debug)]
 pub(crate) enum NotStopped {
-    /// None runs.
+    /// The session has no running sandbox.
     NotRunning,
-    /// The driver did not remove it; why. The log says so, and the session has no sandbox any more.
+    /// The driver did not remove it, for this reason. The log says so, and the session has no sandbox any more.
     Failed(String),
     /// The database failed.
     Database(Error),
 }
 
-/// Starts the session's sandbox. It is started to the end whether or not the caller waits.
+/// Starts the session's sandbox. The start is completed even if the caller stops waiting.
 ///
 /// # Errors
 /// See [`NotStarted`].
@@ -78,7 +78,7 @@ pub(crate) async fn start(
     starting.await.unwrap_or(Err(NotStarted::Database(Error::Unknown)))
 }
 
-/// Makes the container of a sandbox that is noted as starting, or adopts the one that was made before.
+/// Creates the container of a sandbox whose row says that it is starting, or uses the container if it exists already.
 ///
 /// # Errors
 /// See [`NotStarted`].
@@ -109,7 +109,7 @@ pub(super) async fn finish_start(app: &App, driver: &Sandboxes, sandbox: &Sandbo
     let events = vec![event(sandbox.key, &running)];
     match app.log.change_sandbox(sandbox.session, sandbox.id, SandboxChange::Running, events).await {
         Ok(committed) => Ok(Started { id: sandbox.id, at: committed.first().map(|event| event.created_at) }),
-        // The session was closed, or has failed, while the container was made: nobody else knows of the container.
+        // The session was closed or has failed while the container was created. Nobody else knows the container.
         Err(Error::PreconditionFailed) => {
             remove(driver, sandbox.id).await;
             Err(NotStarted::Database(Error::NotOpen("closed")))
@@ -126,8 +126,8 @@ pub(super) async fn finish_start(app: &App, driver: &Sandboxes, sandbox: &Sandbo
     }
 }
 
-/// Stops the session's sandbox because a client or an operator asks for it, who may name which one. It is removed
-/// whether or not the caller waits.
+/// Stops the session's sandbox for a client or an operator, who may name the sandbox to stop. It is removed even if the
+/// caller stops waiting.
 ///
 /// # Errors
 /// See [`NotStopped`].
@@ -151,13 +151,13 @@ pub(crate) async fn stop(
     stopping.await.unwrap_or(Err(NotStopped::Database(Error::Unknown)))
 }
 
-/// The session's sandbox, if one runs.
+/// The session's running sandbox, if it has one.
 pub(super) async fn running(app: &App, session: SessionId) -> Result<Option<Sandbox>, Error> {
     let sandboxes = app.log.sandboxes_of(session).await?;
     Ok(sandboxes.into_iter().find(|sandbox| sandbox.state == SandboxState::Running))
 }
 
-/// Notes that a running sandbox is being stopped, by a client or with its session. None if it does not run any more.
+/// Records that a running sandbox is being stopped, by a client or with its session. None if it does not run any more.
 async fn begin_stop(
     app: &App,
     sandbox: Sandbox,
@@ -174,10 +174,11 @@ async fn begin_stop(
     }
 }
 
-/// Removes the container of a sandbox that is noted as stopping.
+/// Removes the container of a sandbox whose row says that it is stopping.
 ///
 /// # Errors
-/// `Failed` when the container is left. The sandbox is forgotten all the same, and the reconciler removes what is left.
+/// `Failed` when the container could not be removed. The row is deleted all the same, and the reconciler removes the
+/// container.
 pub(super) async fn finish_stop(app: &App, driver: &Sandboxes, sandbox: &Sandbox) -> Result<(), NotStopped> {
     let removed = keep_busy(|| app.log.keep_sandbox_busy(sandbox.id), driver.stop(&sandbox.id.to_string())).await;
     let last = match &removed {
@@ -188,8 +189,8 @@ pub(super) async fn finish_stop(app: &App, driver: &Sandboxes, sandbox: &Sandbox
     removed.map_err(|failure| NotStopped::Failed(failure.to_string()))
 }
 
-/// Ends the sandboxes of a session that is being closed, as the log of the session tells it. Those that another node is
-/// stopping are waited for.
+/// Ends the sandboxes of a session that is being closed, and reports it in the session's log. Waits for those that
+/// another node is stopping.
 ///
 /// # Errors
 /// When the database fails.
@@ -225,7 +226,7 @@ pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
     }
 }
 
-/// Ends the sandboxes of a session that has failed or is closed: its log takes no more events.
+/// Ends the sandboxes of a session that has failed or is closed. Its log accepts no more events.
 ///
 /// # Errors
 /// When the database fails.
@@ -238,7 +239,7 @@ pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> 
     Ok(())
 }
 
-/// Notes that a running sandbox has ended by itself or was removed by somebody else, and why.
+/// Records that a running sandbox has ended by itself or was removed by somebody else, and why.
 ///
 /// # Errors
 /// When the database fails.
@@ -248,7 +249,8 @@ pub(super) async fn lost(app: &App, driver: &Sandboxes, sandbox: &Sandbox, detai
     Ok(())
 }
 
-/// The last change of a sandbox. Another node may have made it already, and a session that has ended takes no events.
+/// Deletes the row of a sandbox. It is no error if another node has done so already, or if the session has ended and
+/// accepts no events.
 async fn end(app: &App, sandbox: &Sandbox, from: SandboxState, events: Vec<NewEvent>) -> Result<(), Error> {
     let gone = SandboxChange::Gone(from);
     let silently = match app.log.change_sandbox(sandbox.session, sandbox.id, gone.clone(), events).await {
@@ -261,7 +263,7 @@ async fn end(app: &App, sandbox: &Sandbox, from: SandboxState, events: Vec<NewEv
     }
 }
 
-/// Removes a container that no row names any more. If that fails, the reconciler finds it.
+/// Removes a container that no row names any more. If that fails, the reconciler removes it later.
 pub(super) async fn remove(driver: &Sandboxes, id: impl std::fmt::Display) {
     if let Err(error) = driver.stop(&id.to_string()).await {
         tracing::warn!(%id, error = %error, "a container is left for the reconciler");
@@ -277,7 +279,8 @@ fn stop_payload(sandbox: &Sandbox) -> RemoteSandboxStop {
     }
 }
 
-/// `session.sandbox.error` of the server's own. A sandbox whose start has failed has no id that anybody could use.
+/// The `session.sandbox.error` of the server's own sandbox. It shows no id if the start has failed, because nobody
+/// could use that id.
 pub(super) fn error(sandbox: &Sandbox, phase: &str, detail: &str) -> NewEvent {
     let payload = SandboxError {
         container_id: None,

@@ -1,9 +1,9 @@
-//! The reconciler: it brings the database and the container runtime together again after whatever was lost.
+//! The reconciler: makes the database and the container runtime agree again after nodes or containers were lost.
 //!
-//! One node of the cluster does it at a time; all it does is checked by the database, so that two at once do no harm.
-//! It carries on what a lost node left in the middle, notes sandboxes and subagents that have ended, and removes
-//! containers that no row names. A row is written before its container is made, so a container that was listed, and is
-//! then named by no row, belongs to nobody; still it is removed only when it was found so twice, some time apart.
+//! One node of the cluster does it at a time. The database checks every change, so two nodes that do it at once do no
+//! harm. The reconciler completes what a lost node has begun, records the end of sandboxes and subagents, and removes
+//! containers that no row names. A row is written before its container is created. So a container that is listed first,
+//! and then is named by no row, belongs to nobody. It is still removed only when it is found so again after some time.
 
 use super::lifecycle::{NotStarted, NotStopped, discard, finish_start, finish_stop, lost, remove};
 use super::{images, subagents};
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// About how often it looks.
+/// The time between two passes.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// How long a node that has the duty may be silent before another one takes it.
+/// How long the node that has the duty may be silent before another one takes the duty.
 const DUTY: Duration = Duration::from_secs(10);
 /// How long a container has to be without a row before it is removed.
 const GRACE: Duration = Duration::from_secs(30);
@@ -57,7 +57,7 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
-/// Finishes what lost nodes have begun, and clears up after sessions that have ended.
+/// Completes what lost nodes have begun, and ends what belongs to sessions that have ended.
 async fn carry_on(app: &Arc<App>, driver: &Sandboxes) -> Result<(), Error> {
     for sandbox in app.log.unattended_sandboxes().await? {
         if !app.log.claim_sandbox(sandbox.id).await? {
@@ -83,7 +83,7 @@ async fn carry_on(app: &Arc<App>, driver: &Sandboxes) -> Result<(), Error> {
     Ok(())
 }
 
-/// Compares what the database names with what exists.
+/// Compares the rows of the database with the containers that exist.
 async fn compare(app: &Arc<App>, driver: &Sandboxes, orphans: &mut HashMap<String, Instant>) -> Result<(), Error> {
     let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
     let found = match driver.list().await {
@@ -107,7 +107,7 @@ async fn compare(app: &Arc<App>, driver: &Sandboxes, orphans: &mut HashMap<Strin
     remove_orphans(app, driver, &found, orphans).await
 }
 
-/// A sandbox that was running does not seem to: the driver is asked once more, and why.
+/// Checks whether a sandbox that should run and was not listed is really gone. If it is, records its end.
 async fn vanished(app: &App, driver: &Sandboxes, sandbox: &Sandbox) -> Result<(), Error> {
     let nothing = Command { script: ":".to_owned(), timeout: app.config.sandbox.exec_timeout, output_cap: 0 };
     match driver.exec(&sandbox.id.to_string(), &nothing).await {
@@ -116,7 +116,7 @@ async fn vanished(app: &App, driver: &Sandboxes, sandbox: &Sandbox) -> Result<()
     }
 }
 
-/// A subagent that has a row does not run: it has ended, or it is being launched.
+/// Deals with a subagent that has a row and was not listed as running: it has ended, or it is being launched.
 async fn ended(app: &App, driver: &Sandboxes, subagent: &Subagent) -> Result<(), Error> {
     let launched = &subagent.launched;
     match subagent.end.state {
@@ -137,7 +137,7 @@ async fn remove_orphans(
     found: &[Found],
     orphans: &mut HashMap<String, Instant>,
 ) -> Result<(), Error> {
-    // Read after the list, because a row is older than its container.
+    // Read after the containers were listed, because a row is written before its container is created.
     let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
     let named: HashSet<String> = sandboxes
         .iter()

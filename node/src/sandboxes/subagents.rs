@@ -1,4 +1,5 @@
-//! Remote subagents: launching one for a turn, seeing it end, cancelling it, and telling the model (docs/api.md 8).
+//! Remote subagents: launching one for a turn, recording its end, cancelling it, and reporting to the model
+//! (docs/api.md 8).
 
 use super::lifecycle::{event, remove};
 use super::{NO_DRIVER, keep_busy};
@@ -13,15 +14,15 @@ use sandbox::{End, Ended, Progress, Sandboxes, Spec, SubagentSpec};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes of each output stream that are kept (docs/api.md 8.5).
+/// The most bytes of each output stream that are kept (docs/api.md 8.5).
 const OUTPUT_CAP: usize = 65_536;
-/// How long a cancellation waits for a launch to be complete.
+/// How long a cancellation waits for the launch to be completed.
 const LAUNCHING: Duration = Duration::from_secs(10);
-/// The pause between two looks at it.
+/// The time between two checks during that wait.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Starts the subagent whose start a turn has logged. Starting it again, on another node too, is the same start. The
-/// error is the detail for the log and the model.
+/// Starts the subagent whose start a turn has logged. Starting it again, even on another node, has no effect if it
+/// runs. The error is the detail for the log and for the model.
 pub(crate) async fn launch(
     app: &App,
     session: SessionId,
@@ -55,7 +56,7 @@ pub(crate) async fn launch(
         driver.launch(&spec).await
     });
     if let Err(failure) = launched.await {
-        // What may have been made is removed first, so that nothing runs that the log says has failed.
+        // What may have been created is removed first, so that nothing runs of which the log says that it has failed.
         remove(driver, id).await;
         app.log.subagent_not_launched(id).await.map_err(database)?;
         return Err(failure.to_string());
@@ -63,8 +64,8 @@ pub(crate) async fn launch(
     Ok(())
 }
 
-/// What the status tool answers, and the subagents whose end it tells: they are to be forgotten once the answer is
-/// committed. The inner error is the text of an error result.
+/// The answer of the status tool, and the subagents whose end it reports: their rows have to be deleted once the answer
+/// is committed. The inner error is the text of an error result.
 ///
 /// # Errors
 /// When the database fails.
@@ -95,18 +96,18 @@ pub(crate) async fn read_status(
     })
 }
 
-/// What a cancellation found.
+/// The result of a cancellation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cancelled {
-    /// It ran, and was ended.
+    /// The subagent was running and has been ended.
     Running,
     /// It had ended already.
     Ended,
-    /// The session tracks no such subagent.
+    /// The session has no subagent with this id.
     Unknown,
 }
 
-/// Cancels a subagent of the session for a client. When this returns its container is gone.
+/// Cancels a subagent of the session for a client. When this returns, its container is removed.
 ///
 /// # Errors
 /// When the database fails; `Unavailable` while the subagent is still being launched.
@@ -124,7 +125,8 @@ pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: Subagen
                 remove(driver, found.launched.id).await;
                 return Ok(ended);
             }
-            // Its turn logs in a moment that it runs, or that it does not; the order of the events has to be right.
+            // Its turn will soon log that it runs or that it has failed, and the event of the cancellation has to
+            // follow that.
             SubagentState::Starting if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
             SubagentState::Starting => return Err(Error::CoordinationUnavailable("the launch hangs".to_owned())),
             SubagentState::Completed | SubagentState::Failed | SubagentState::TimedOut | SubagentState::Cancelled => {
@@ -134,7 +136,7 @@ pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: Subagen
     }
 }
 
-/// Ends the subagents of a session that is being closed, as its log tells it, and forgets them.
+/// Ends the subagents of a session that is being closed, reports it in the session's log, and deletes their rows.
 ///
 /// # Errors
 /// When the database fails.
@@ -152,7 +154,8 @@ pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
     app.log.forget_subagents_of(session).await
 }
 
-/// Ends and forgets the subagents of a session that has failed or is closed: its log takes no more events.
+/// Ends the subagents of a session that has failed or is closed, and deletes their rows. Its log accepts no more
+/// events.
 ///
 /// # Errors
 /// When the database fails.
@@ -185,7 +188,7 @@ async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> 
     }
 }
 
-/// Notes the end of a running subagent, if it has ended, and removes its container.
+/// Records the end of a subagent, if it has ended, and removes its container.
 ///
 /// # Errors
 /// When the database fails.
@@ -221,7 +224,7 @@ fn ended_as(Ended { end, stdout, stderr }: Ended) -> SubagentEnd {
     SubagentEnd { state, exit_code, stdout: stdout.text, stderr: stderr.text, truncated, reason, detail }
 }
 
-/// Its container was removed by somebody else.
+/// The end of a subagent whose container was removed by somebody else.
 fn died(detail: String) -> SubagentEnd {
     SubagentEnd {
         state: SubagentState::Failed,
@@ -234,7 +237,7 @@ fn died(detail: String) -> SubagentEnd {
     }
 }
 
-/// The event of an end that nobody asked for.
+/// The event that reports the end of a subagent that nobody cancelled.
 fn told(launched: &NewSubagent, end: &SubagentEnd) -> NewEvent {
     match (end.state, end.exit_code) {
         (SubagentState::Completed, Some(exit_code)) => event(

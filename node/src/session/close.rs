@@ -1,8 +1,8 @@
-//! Closing a session, for a client's request, a revoked key, or a node that died in the middle of one.
+//! Closing a session, because a client asks for it, its key was revoked, or a node was lost while closing it.
 //!
-//! A closing has three steps (ARCHITECTURE.md, I9): the session is marked in the database, what runs in it is stopped
-//! wherever it runs, and the log ends with `session.close`. A session that is marked is always brought to the last
-//! step, by the sweep if need be.
+//! Closing has three steps (ARCHITECTURE.md, I9): the session is marked in the database, what runs in it is stopped on
+//! whichever node it runs, and `session.close` ends the log. If a node is lost after the first step, the sweep finds
+//! the marked session and completes the other two.
 
 use crate::app::App;
 use crate::sandboxes;
@@ -13,10 +13,10 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a closing waits for running work to stop.
+/// How long closing waits for running work to stop.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Closes a session with the three steps above. They are done whether or not the caller waits.
+/// Closes a session in these three steps. They are completed even if the caller stops waiting.
 ///
 /// # Errors
 /// `NotOpen` when it is closed or failed already; or an error of the database.
@@ -32,7 +32,7 @@ pub(crate) async fn close(app: &Arc<App>, session: SessionId, by: KeyId, reason:
     closing.await.unwrap_or(Err(Error::Unknown))
 }
 
-/// Carries on a closing whose node died, unless this node is doing it already.
+/// Completes the closing of a session that a lost node has begun, unless this node is doing so already.
 pub(super) fn finish_closing(app: &Arc<App>, session: SessionId) {
     if app.closing(session) {
         let app = Arc::clone(app);

@@ -27,26 +27,25 @@ const APPEND_TIME: Duration = Duration::from_secs(30);
 /// The pause between repetitions.
 const APPEND_RETRY: Duration = Duration::from_millis(200);
 
-/// What serving a call means for the session.
+/// What the session's owner does after it has served a call.
 pub(super) enum Ended {
-    /// The next call can be served.
+    /// It serves the next call.
     Served,
-    /// The memory may differ from the log, so the session must be taken anew.
+    /// It takes the session again, because its memory may differ from the log.
     Reload,
-    /// This node owns the session no longer, or stops.
+    /// It stops, because another node owns the session, or this node stops.
     Stop,
 }
 
-/// A call that is about to open, the gate that it found, and its first step if that is known already.
+/// A call that is about to open, the gate that it found, and its first step if that is decided already.
 pub(super) struct Open {
     pub call: Call,
     pub gate: GateFound,
     pub first: Option<Step>,
 }
 
-/// A call and the trace context (W3C `traceparent`) that its caller sent. It is the context of what is done outside for
-/// the call: each provider attempt and each tool call is a span of its own in it, also after another node has taken the
-/// call over.
+/// A call and the trace context (W3C `traceparent`) that its caller sent. Each provider attempt and each tool call is a
+/// span in this context, also after another node has taken over the call.
 pub(super) struct CallTrace {
     pub call: CallId,
     pub parent: Option<String>,
@@ -64,20 +63,20 @@ impl CallTrace {
     }
 }
 
-/// What the next append tells of subagents.
+/// What the next append says about subagents.
 #[derive(Default)]
 struct Told {
-    /// This one runs.
+    /// The subagent that runs now.
     running: Option<SubagentId>,
-    /// The model has seen the end of these.
+    /// The subagents whose end the model has seen now.
     ended: Vec<SubagentId>,
 }
 
-/// What stopped an append.
+/// Why an append was not made.
 enum Stopped {
-    /// See [`Ended`].
+    /// The call cannot go on here; see [`Ended`].
     Session(Ended),
-    /// A compaction's result could not be stored; everything else can go on.
+    /// The append was to store a compaction's result. The call can go on without it.
     Store,
 }
 
@@ -205,8 +204,8 @@ impl Owner {
         }
     }
 
-    /// Notes in the database what the log has just told of subagents. If this fails, or the node is lost before it, the
-    /// reconciler notes that a subagent runs, and an end is reported once more.
+    /// Notes in the database what the log has just said about subagents. If that fails, or the node is lost before, the
+    /// reconciler notes that the subagent runs, and the model is told of an end once more.
     async fn note(&self, told: Told) {
         let noted = async {
             if let Some(id) = told.running {
@@ -222,13 +221,14 @@ impl Owner {
         }
     }
 
-    /// Leaves the turn to be carried on from the log, after a pause.
+    /// Leaves the turn to be carried on from the log after a short wait.
     async fn retry_later(&self) -> Ended {
         tokio::time::sleep(APPEND_RETRY).await;
         Ended::Reload
     }
 
-    /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on.
+    /// Reads what the clients have declared again, because it may have changed. It applies from the turn's next
+    /// provider call on.
     async fn renew(&self, ctx: &mut Context<'static>) {
         let Some(key) = self.turn.acting() else { return };
         if let Ok(record) = self.app.log.record(self.session, key).await {
@@ -236,7 +236,8 @@ impl Owner {
         }
     }
 
-    /// Does an external action. None if the session is closed or lost meanwhile, or the node gives running turns up.
+    /// Does an action outside of the engine. None if meanwhile the session is closed or lost, or the node gives up its
+    /// running turns.
     async fn unless_stopped<T>(&self, call: CallId, act: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -278,9 +279,10 @@ impl Owner {
                     self.lease.refuse_all(&RpcError::not_open(state)).await;
                     Ended::Stop
                 }
-                // The gate is not as it seemed (the database's clock decides when a pause is over), or nobody knows
-                // whether the call is open: the session is taken anew, which fences off what may still come, and read.
-                // A call that has opened is carried on from there, another one has kept its place.
+                // The gate was not as expected (the database's clock decides when a pause has expired), or it is
+                // unknown whether the append was made. The session is taken again, so that an append which is still
+                // under way is refused, and its log is read. If the call has opened, it is carried on from the log; if
+                // not, it is still in its place in the queue.
                 Error::PreconditionFailed | Error::Unknown => {
                     if opening.is_some() {
                         self.lease.unclaim(call).await;
@@ -313,8 +315,8 @@ impl Owner {
         }
     }
 
-    /// The call has started already, and its queue entry outlived that; or another with its idempotency key was faster,
-    /// and this one's callers follow that.
+    /// Tells the callers what an opened call shows in the log. Either this call has opened before, and its entry stayed
+    /// in the queue; or another call with the same idempotency key has opened first, and the callers follow that one.
     async fn follow_winner(&self, call: CallId, opening: Option<&(Call, GateFound)>) {
         match self.app.log.call(call).await {
             Ok(Some(record)) => {
@@ -322,7 +324,7 @@ impl Owner {
                 return self.lease.tell(call, progress).await;
             }
             Ok(None) => {}
-            // Nothing is known: the session is taken anew and the call claimed again.
+            // What happened is unknown: the session is taken again, and the call is claimed again.
             Err(_) => return,
         }
         let name =
@@ -338,7 +340,7 @@ impl Owner {
         self.lease.tell(call, progress).await;
     }
 
-    /// The session has failed, so its sandboxes end. What cannot be removed now is found by the reconciler.
+    /// Ends the sandboxes of the session, because it has failed. The reconciler removes what cannot be removed now.
     fn discard_sandboxes(&self) {
         if self.app.sandboxes.is_none() {
             return;

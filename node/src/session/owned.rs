@@ -1,5 +1,6 @@
-//! What a session's owner holds, and what the engine needs to know of the session. `owner` takes sessions and serves
-//! their queues, `drive` carries out their calls; both work on this, and only the task that holds the lease does.
+//! What the owner of a session holds, and what the engine needs to know of the session. `owner` takes sessions and
+//! serves their queues, and `drive` carries out their calls. Both use these types, and only in the task that holds the
+//! lease.
 
 use crate::app::App;
 use coordinator::cluster::Lease;
@@ -11,7 +12,7 @@ use engine::turn::{Context, Turn};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// A pause of the session, as its owner remembers it by the clock of this node.
+/// A pause of the session. Its owner measures the time that is left with this node's clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KnownPause {
     client: KeyId,
@@ -30,7 +31,8 @@ impl KnownPause {
     }
 }
 
-/// A session that this node has taken: the lease, the epoch that every write carries, and the turn as the log tells it.
+/// A session that this node has taken: the lease, the epoch that every write carries, and the turn computed from the
+/// log.
 pub(super) struct Owner {
     pub(super) app: Arc<App>,
     pub(super) lease: Lease,

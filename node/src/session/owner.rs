@@ -163,8 +163,8 @@ impl Owner {
         };
         drop(held);
         if expired && !wanted && self.app.cluster.is_shared() && self.app.mcp.connected(self.session) {
-            // MCP servers may keep state for the session, so it stays on this node until their connections are idle
-            // too.
+            // The session stays on this node until its MCP connections are idle too, because MCP servers may keep state
+            // for it.
             return false;
         }
         if !expired && self.pause.is_some() {
@@ -196,7 +196,7 @@ impl Owner {
         self.lease.tell(call, Progress::Running).await;
         let ctx = context(&self.app, record);
         self.turn.recover(&ctx, takeovers);
-        // A trace is no reason to leave the turn: without one its spans stand alone.
+        // The turn goes on even if its trace context cannot be read. Its spans then belong to no trace.
         let started = self.app.log.call(call).await.ok().flatten();
         self.drive(CallTrace { call, parent: started.and_then(|call| call.traceparent) }, ctx, None).await
     }

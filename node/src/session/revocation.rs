@@ -1,4 +1,4 @@
-//! What follows the revocation of a client key, on the node that revoked it and on the nodes that are told of it.
+//! What has to be done when a client key is revoked, on the node that revoked it and on the nodes that it tells.
 //!
 //! The handler that revokes a key calls [`follow_up`], and one task of each node runs [`apply_signals`].
 
@@ -12,9 +12,9 @@ use engine::rpc::RpcError;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Follows up a revocation that this node has written to the database, and that its authentication has forgotten
-/// already: ends the key's queued calls and streams here and on the other nodes, counts its pauses as expired, and
-/// closes the sessions that no other active key belongs to (docs/api.md 10).
+/// Does what a revocation requires. This node has written it to the database already, and its authentication has
+/// forgotten the key. This ends the key's queued calls and streams on all nodes, makes its pauses expire, and closes
+/// the sessions that no other active key belongs to (docs/api.md 10).
 ///
 /// # Errors
 /// When the database fails.
@@ -24,8 +24,8 @@ pub(crate) async fn follow_up(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
     close_or_wake(app, key).await
 }
 
-/// Drops what this node holds for a key that another node has revoked. That node does what has to be done once in the
-/// database.
+/// Drops what this node holds for a key that another node has revoked. What has to be done once, in the database, is
+/// done by that node.
 fn heard_of(app: &App, key: KeyId) {
     app.auth.forget(key);
     app.cluster.forget(key, &RpcError::client_key_revoked());
@@ -47,7 +47,7 @@ async fn close_or_wake(app: &Arc<App>, key: KeyId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Applies what other nodes tell this one, until running turns are given up or the coordinator ends.
+/// Applies the signals that other nodes send, until running turns are given up or the coordinator ends.
 pub(crate) async fn apply_signals(app: Arc<App>, mut signals: mpsc::UnboundedReceiver<Signal>) {
     while let Some(Some(Signal::Revoked(key))) = app.halt.run_until_cancelled(signals.recv()).await {
         heard_of(&app, key);

@@ -1,7 +1,7 @@
-//! The sweep: it finds sessions that have something unfinished and no owner.
+//! The sweep finds sessions that have something unfinished and that no node owns.
 //!
-//! It relies on the database alone, so it finds whatever a crashed node, a lost message or an unavailable database left
-//! behind. Each node runs one task with [`sweep`]; several nodes may do so at the same time.
+//! It uses only the database, so it finds what a crashed node, a lost message or an unavailable database left
+//! unfinished. Each node runs one task with [`sweep`]; several nodes may sweep at the same time.
 
 use super::close::finish_closing;
 use crate::app::App;
@@ -9,7 +9,7 @@ use coordinator::log::State;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// About how often it looks. The pause varies, so that the nodes do not ask the database at the same moment.
+/// The mean time between two sweeps. Each wait differs, so that the nodes do not query the database at the same moment.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// Looks for turns and closings that no node works on: at once, and then about every second. Returns when the node
