@@ -1,8 +1,8 @@
 //! `baesrv chat`: a terminal client that uses only the public API, like any other client.
 //!
 //! It opens a session or joins one, prints the events of all its clients as they happen, and offers the model two tools
-//! of its own. It outlives the server: a call whose stream broke is sent again with the same idempotency key, and the
-//! server then continues that call's stream instead of starting a second turn.
+//! of its own. It goes on when the server is restarted: a call whose stream broke is sent again with the same
+//! idempotency key, and the server then continues that call's stream instead of starting a second turn.
 //!
 //! [`turn`] sends messages, [`watch`] holds the subscription, and [`interactive`] runs both. All of them print through
 //! [`screen`], which owns the [`transcript`]: what this client knows of the session from the events it has seen.
@@ -85,7 +85,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match args.message {
         Some(text) => {
             if args.session.is_some() {
-                // From the log the client learns its key's id, and which events are old.
+                // From the log the client learns the id of its key, and which events are older than its connection.
                 history::read(&session, &screen, history::Display::Nothing).await?;
             }
             driver.say(&text).await

@@ -112,9 +112,10 @@ pub(crate) struct Config {
     pub(crate) database: Database,
     /// `BAE_DATABASE_CONNECTIONS`: connections to Postgres at most. Default 10.
     pub(crate) database_connections: u32,
-    /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`); absent: this node is alone.
-    /// `BAE_REDIS_CA`: a PEM file with the authority of its certificates. `BAE_REDIS_PREFIX`: in front of every key
-    /// there, default `bae:`. `BAE_LEASE`: seconds that a node which is gone keeps its sessions, default 10.
+    /// `BAE_REDIS_URL`: the cluster's Redis (`redis://`, `rediss://`, `sentinel://`). Without it, this node is alone.
+    /// `BAE_REDIS_CA`: a PEM file with the certificate authority of the Redis server. `BAE_REDIS_PREFIX`: the beginning
+    /// of every key in Redis, default `bae:`. `BAE_LEASE`: for how many seconds a node that is lost keeps its sessions,
+    /// default 10.
     pub(crate) redis: Option<coordinator::cluster::redis::Settings>,
     /// `BAE_LOG`, `--log`: what is logged, as a filter like `info,node=debug`. Default `info`.
     pub(crate) log: String,

@@ -3,9 +3,9 @@
 //!
 //! The database (`coordinator::log`) says which exist, which session each belongs to, and what the session's log has
 //! said about it. The driver (the crate `sandbox`) creates and removes containers and pods. A start is recorded before
-//! its container is created, and an end before its container is removed. So what a lost node leaves is either named by a
-//! row, and another node completes it ([`reconcile`]), or is a container that no row names, and is removed. The handlers
-//! of both ports and the sessions call this module, which uses neither.
+//! its container is created, and an end before its container is removed. So what a lost node leaves is either named by
+//! a row, and another node completes it ([`reconcile`]), or is a container that no row names, and is removed. The
+//! handlers of both ports and the sessions call this module, which uses neither.
 
 pub(crate) mod command;
 pub(crate) mod images;

@@ -1,8 +1,8 @@
 //! A Docker daemon of the tests' own: data, socket and images of its own, gone with the process that started it.
 //!
-//! `BAE_TEST_DOCKER_HOST` names a daemon to use instead; tests that stop a daemon always start one of their own. It runs as root,
-//! without a network and without touching the machine's firewall. Its images are made here, [`IMAGE`] of the
-//! machine's busybox.
+//! `BAE_TEST_DOCKER_HOST` names a daemon to use instead; tests that stop a daemon always start one of their own. It
+//! runs as root, without a network and without touching the machine's firewall. Its images are made here, [`IMAGE`] of
+//! the machine's busybox.
 
 use crate::services::program;
 use bollard::query_parameters::CreateImageOptionsBuilder;

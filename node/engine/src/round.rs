@@ -87,8 +87,8 @@ pub fn text_content(text: &str) -> Raw {
     json::built(format!(r#"[{{"type":"text","text":{}}}]"#, json::encode(text)))
 }
 
-/// What the model sees of a command that ran in a sandbox (docs/api.md 6): standard output, then standard error and the exit
-/// code under headings of their own, where there is something to say.
+/// What the model sees of a command that ran in a sandbox (docs/api.md 6): standard output, then standard error and the
+/// exit code under headings of their own, where there is something to say.
 pub fn command_text(output: &CommandOutput) -> String {
     let mut text = output.stdout.clone();
     let mut section = |part: std::fmt::Arguments<'_>| {

@@ -144,8 +144,8 @@ impl std::fmt::Debug for Report {
     }
 }
 
-/// The answer of the status tool: JSON, for one text block. `asked` names the one that is asked for, or none for all of them.
-/// The error is the text of an error result.
+/// The answer of the status tool: JSON, for one text block. `asked` names the one that is asked for, or none for all of
+/// them. The error is the text of an error result.
 pub fn status(asked: Option<&str>, tracked: Vec<Report>) -> Result<(String, Vec<Report>), String> {
     #[derive(Serialize)]
     struct Status<'a> {

@@ -1,8 +1,8 @@
 //! The tools of one turn: what the model is offered, and who runs each tool (docs/api.md 3.7).
 //!
-//! Only the acting client's declarations and the session's MCP tools are in it. Of several tools with one name the first
-//! counts: the client's own, its sandbox's, its subagents', then MCP's. Beside them stands the server's own status tool, whose
-//! name nobody can declare.
+//! Only the acting client's declarations and the session's MCP tools are in it. Of several tools with one name the
+//! first counts: the client's own, its sandbox's, its subagents', then MCP's. It also holds the server's
+//! own status tool, whose name nobody can declare.
 
 use crate::json::{self, Raw};
 use crate::round::Dispatch;
@@ -35,8 +35,8 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// The tools of a client in a session that tracks so many subagents: with the first of them the status tool is offered
-    /// (docs/api.md 8.6).
+    /// The tools of a client in a session that tracks so many subagents: with the first of them the status tool is
+    /// offered (docs/api.md 8.6).
     pub fn new(declared: Declarations, mcp: &[McpTool], tracked_subagents: usize) -> Self {
         let mut list: Vec<Raw> = declared.each().map(Tool::offered).collect();
         if tracked_subagents > 0 {

@@ -127,10 +127,10 @@ async fn nothing_without_the_admin_key() {
         let (status, body) = answer(port.http.get(url(path)).bearer_auth(wrong.expose_secret())).await;
         assert_eq!((status, &body["detail"]), (401, &json!("invalid admin key")), "{path}");
     }
-    // D11: before the body is looked at.
+    // Authentication comes before the body is read.
     let (status, _) = answer(port.http.post(url("/admin/v1/profiles")).body("{")).await;
     assert_eq!(status, 401);
-    // A replaced key is dead at once.
+    // A key that was replaced is refused at once.
     let new = crate::secret::Kind::Admin.generate().unwrap();
     port.app.accounts().replace_admin_key(digest(new.expose_secret())).await.unwrap();
     assert_eq!(port.call("GET", "/admin/v1/profiles", None).await.0, 401);

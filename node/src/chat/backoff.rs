@@ -31,7 +31,7 @@ impl Backoff {
         Backoff { limit: None, ..Backoff::one_minute() }
     }
 
-    /// Something arrived: the next failure counts as the first.
+    /// Starts anew because something arrived: the next failure counts as the first.
     pub(super) fn reset(&mut self) {
         self.failing_since = None;
         self.pauses = pauses();

@@ -153,7 +153,7 @@ async fn rpc(State(fake): State<Fake>, body: String) -> Body {
             "session.subscribe" => {
                 let since = params["since_event_id"].as_str().unwrap_or_default();
                 let from = state.log.iter().position(|event| event["id"] == since).map_or(0, |place| place + 1);
-                // A subscription of this server lives for two events.
+                // A subscription to this server ends after two events.
                 stream(state.log[from..].iter().take(2).cloned().collect(), None)
             }
             _ => stream(Vec::new(), Some(json!({"result": {}}))),
@@ -173,7 +173,7 @@ fn stream(events: Vec<Value>, terminal: Option<Value>) -> Body {
         }
         None => Err(std::io::Error::other("cut")),
     });
-    // One chunk after another, so that what came before a cut has left.
+    // The chunks are sent one after another, so that everything before a cut has reached the client.
     let paced = futures_util::stream::iter(chunks).then(async |chunk| {
         if chunk.is_err() {
             tokio::task::yield_now().await;

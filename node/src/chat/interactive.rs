@@ -99,7 +99,7 @@ async fn still_waiting(driver: &Driver, calls: &[Call]) -> bool {
     tokio::time::timeout(ANSWER_GRACE, answered).await.is_err()
 }
 
-/// Starts the session's sandbox from an image, or stops it. What comes of it is told by the events of the session.
+/// Starts the session's sandbox from an image, or stops it. The events of the session show the result.
 async fn sandbox(driver: &Driver, what: &str) -> anyhow::Result<()> {
     match what {
         "" => anyhow::bail!("/sandbox needs an image of the profile, or stop"),

@@ -125,7 +125,7 @@ impl Auth {
         if client.session == session { Ok(client.key) } else { Err(Problem::invalid_session_key()) }
     }
 
-    /// Whose the session key in a request's headers is, whatever session it belongs to.
+    /// The session and the client key behind the session key in a request's headers.
     ///
     /// # Errors
     /// `unauthorized`; `unavailable` when it cannot be decided.

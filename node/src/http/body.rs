@@ -1,4 +1,4 @@
-//! Reading the bodies of REST calls: at most so many bytes, as JSON, with a problem document for whatever is wrong.
+//! Reading the bodies of REST calls: at most so many bytes, as JSON. Every failure is a problem document.
 //!
 //! Handlers call it after authentication, so that a stranger cannot make the server read or parse anything.
 

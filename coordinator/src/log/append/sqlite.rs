@@ -137,8 +137,8 @@ pub(in crate::log) enum During {
     OpenOrClosing,
 }
 
-/// Appends events that are no part of a turn, inside a transaction that does something else as well. None is a valid number
-/// of them.
+/// Appends events that belong to no turn, inside a transaction that does something else as well. The list of events may
+/// be empty.
 pub(in crate::log) async fn append_events(
     c: &mut Connection,
     session: SessionId,

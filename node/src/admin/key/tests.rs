@@ -80,7 +80,7 @@ async fn a_supplied_key_wins_and_is_not_written() {
     let place = Place::new().await;
     place.start(&Flags::default(), Some(SUPPLIED)).await.unwrap();
     assert!(place.opens(SUPPLIED).await && !place.file().exists());
-    // Without it again: the cluster's key stays, nobody makes another.
+    // Started again without the setting: the key in the database stays valid, and no other is made.
     place.start(&Flags::default(), None).await.unwrap();
     assert!(place.opens(SUPPLIED).await && !place.file().exists());
 }
@@ -103,7 +103,7 @@ async fn a_crash_between_commit_and_file_loses_nothing() {
     place.start(&Flags::default(), None).await.unwrap();
     assert_eq!(place.key().await, secret.expose_secret());
 
-    // A crash before the commit: the pending key opens nothing, and goes.
+    // After a crash before the commit, the pending key is not valid, and its file is removed.
     file.write_pending(&Kind::Admin.generate().unwrap()).unwrap();
     place.start(&Flags::default(), None).await.unwrap();
     assert_eq!(place.key().await, secret.expose_secret());

@@ -134,7 +134,7 @@ mod tests {
         accounts.replace_profile(id, ProfileFields { primary_provider: "mine".into(), ..fields }).await.unwrap();
         assert_eq!(start("demo", &[]).await.2.primary_provider, "mine");
 
-        // A file of another server, or none, gets a key of this one.
+        // If the file holds a key of another server, or is missing, this server writes a key of its own.
         std::fs::write(&file, "bae_other").unwrap();
         let (new, ..) = start("demo", &[]).await;
         assert_ne!(new, key);

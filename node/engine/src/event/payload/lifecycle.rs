@@ -295,7 +295,8 @@ pub struct SubagentStart {
     pub subagent_id: String,
 }
 
-/// The subagent that a stored `session.subagent.start` is about; none for one that runs at a client and is only reported.
+/// The subagent that a stored `session.subagent.start` is about; none for one that runs at a client and is only
+/// reported.
 pub fn remote_subagent(stored: &str) -> Option<SubagentId> {
     let start: SubagentStart = serde_json::from_str(stored).ok()?;
     if start.dispatch == Dispatched::Remote { start.subagent_id.parse().ok() } else { None }
