@@ -3,8 +3,8 @@
 use crate::fixture::Fixture;
 use coordinator::Error;
 use coordinator::log::{ImageState, ImageStatus, NewSubagent, SandboxChange, SandboxState, SubagentEnd, SubagentState};
-use engine::event::{EventNumber, NewEvent};
 use engine::event::payload::SessionClose;
+use engine::event::{EventNumber, NewEvent};
 use engine::ids::{EventId, KeyId, SandboxId, SessionId, SubagentId};
 use std::time::Duration;
 
