@@ -155,7 +155,7 @@ impl Owner {
                         return Ended::Stop;
                     };
                     self.turn.mcp_answered(&ctx, reply);
-                    self.renew(&mut ctx).await;
+                    self.renew(&mut ctx, told.ended.len()).await;
                 }
                 Action::Sandbox(tool_use, command) => {
                     let app = Arc::clone(&self.app);
@@ -174,7 +174,7 @@ impl Owner {
                         }
                     };
                     self.turn.sandbox_answered(&ctx, reply);
-                    self.renew(&mut ctx).await;
+                    self.renew(&mut ctx, told.ended.len()).await;
                 }
                 Action::SubagentStatus(asked) => {
                     match sandboxes::subagents::read_status(&self.app, self.session, asked.as_deref()).await {
@@ -187,7 +187,7 @@ impl Owner {
                             return self.retry_later().await;
                         }
                     }
-                    self.renew(&mut ctx).await;
+                    self.renew(&mut ctx, told.ended.len()).await;
                 }
                 Action::Launch(id, launch) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
@@ -198,7 +198,7 @@ impl Owner {
                     };
                     told.running = started.is_ok().then_some(id);
                     self.turn.launched(&ctx, id, &launch, started);
-                    self.renew(&mut ctx).await;
+                    self.renew(&mut ctx, told.ended.len()).await;
                 }
             }
         }
@@ -227,11 +227,12 @@ impl Owner {
         Ended::Reload
     }
 
-    /// Reads what the clients have declared again, because it may have changed. It applies from the turn's next
-    /// provider call on.
-    async fn renew(&self, ctx: &mut Context<'static>) {
+    /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on, and so
+    /// many `reported` subagents are about to be forgotten.
+    async fn renew(&self, ctx: &mut Context<'static>, reported: usize) {
         let Some(key) = self.turn.acting() else { return };
-        if let Ok(record) = self.app.log.record(self.session, key).await {
+        if let Ok(mut record) = self.app.log.record(self.session, key).await {
+            record.tracked_subagents = record.tracked_subagents.saturating_sub(reported);
             *ctx = context(&self.app, record);
         }
     }
