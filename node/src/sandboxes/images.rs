@@ -36,7 +36,9 @@ pub(super) async fn provision_pending(app: &App, driver: &Sandboxes) {
                 return;
             }
         };
-        let provisioned = keep_busy(|| app.log.keep_image_busy(&name), driver.provision(&name)).await;
+        let provisioning = keep_busy(|| app.log.keep_image_busy(&name), driver.provision(&name));
+        // A node that stops leaves it to another one.
+        let Some(provisioned) = app.stop.run_until_cancelled(provisioning).await else { return };
         let status = match provisioned {
             Ok(()) => ImageStatus { state: ImageState::Available, detail: None },
             Err(error) => {

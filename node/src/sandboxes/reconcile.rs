@@ -30,6 +30,7 @@ pub(crate) async fn run(app: Arc<App>) {
     if let Err(error) = app.log.mark_unknown_images_pending().await {
         tracing::warn!(error = %error, "the images of older profiles stay pending until the next start");
     }
+    let mut provisioning: Option<tokio::task::JoinHandle<()>> = None;
     loop {
         let pause = tokio::time::sleep(INTERVAL);
         if app.stop.run_until_cancelled(pause).await.is_none() {
@@ -46,8 +47,12 @@ pub(crate) async fn run(app: Arc<App>) {
                 continue;
             }
         }
+        // Fetching an image may take minutes, for which nothing else waits.
+        if provisioning.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+            let (app, driver) = (Arc::clone(&app), driver.clone());
+            provisioning = Some(app.clone().tasks.spawn(async move { images::provision_pending(&app, &driver).await }));
+        }
         let round = async {
-            images::provision_pending(&app, &driver).await;
             carry_on(&app, &driver).await?;
             compare(&app, &driver, &mut orphans).await
         };
@@ -64,18 +69,14 @@ async fn carry_on(app: &Arc<App>, driver: &Sandboxes) -> Result<(), Error> {
             continue;
         }
         tracing::info!(sandbox = %sandbox.id, state = ?sandbox.state, "a sandbox that was left is carried on");
-        match sandbox.state {
-            SandboxState::Starting => match finish_start(app, driver, &sandbox).await {
-                Ok(_) | Err(NotStarted::Failed(_) | NotStarted::AlreadyRunning) => {}
-                Err(NotStarted::Database(Error::NotOpen(_))) => {}
-                Err(NotStarted::Database(error)) => return Err(error),
-            },
-            SandboxState::Stopping => match finish_stop(app, driver, &sandbox).await {
-                Ok(()) | Err(NotStopped::Failed(_) | NotStopped::NotRunning) => {}
-                Err(NotStopped::Database(error)) => return Err(error),
-            },
-            SandboxState::Running => discard(app, sandbox.session).await?,
-        }
+        // A start may have to fetch its image, which takes minutes; nothing else waits for it.
+        let (app, driver) = (Arc::clone(app), driver.clone());
+        app.clone().tasks.spawn(async move {
+            let finished = app.stop.run_until_cancelled(finish(&app, &driver, &sandbox)).await;
+            if let Some(Err(error)) = finished {
+                tracing::warn!(sandbox = %sandbox.id, error = %error, "a sandbox that was left is carried on later");
+            }
+        });
     }
     for session in app.log.ended_sessions_with_subagents().await? {
         subagents::discard(app, session).await?;
@@ -83,7 +84,23 @@ async fn carry_on(app: &Arc<App>, driver: &Sandboxes) -> Result<(), Error> {
     Ok(())
 }
 
-/// Compares the rows of the database with the containers that exist.
+/// Finishes what a lost node has begun with a sandbox, or removes it after its session.
+async fn finish(app: &Arc<App>, driver: &Sandboxes, sandbox: &Sandbox) -> Result<(), Error> {
+    match sandbox.state {
+        SandboxState::Starting => match finish_start(app, driver, sandbox).await {
+            Ok(_) | Err(NotStarted::Failed(_) | NotStarted::AlreadyRunning) => Ok(()),
+            Err(NotStarted::Database(Error::NotOpen(_))) => Ok(()),
+            Err(NotStarted::Database(error)) => Err(error),
+        },
+        SandboxState::Stopping => match finish_stop(app, driver, sandbox).await {
+            Ok(()) | Err(NotStopped::Failed(_) | NotStopped::NotRunning) => Ok(()),
+            Err(NotStopped::Database(error)) => Err(error),
+        },
+        SandboxState::Running => discard(app, sandbox.session).await,
+    }
+}
+
+/// Compares what the database names with what exists.
 async fn compare(app: &Arc<App>, driver: &Sandboxes, orphans: &mut HashMap<String, Instant>) -> Result<(), Error> {
     let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
     let found = match driver.list().await {
