@@ -40,6 +40,7 @@ pub struct Plan {
     config: Config,
     node_env: Vec<(usize, String, String)>,
     mcp_servers: Vec<String>,
+    images: Vec<String>,
     model: Option<String>,
     fallbacks: Vec<String>,
     provider: String,
@@ -58,6 +59,7 @@ impl Default for Plan {
             config: Config::default(),
             node_env: Vec::new(),
             mcp_servers: Vec::new(),
+            images: Vec::new(),
             model: None,
             fallbacks: Vec::new(),
             provider: String::new(),
@@ -88,6 +90,12 @@ impl Plan {
     pub fn mcp(mut self, mcp: &Mcp) -> Self {
         self.config = self.config.toml(&mcp.toml());
         self.mcp_servers.push(mcp.name.clone());
+        self
+    }
+
+    /// The images of the profile.
+    pub fn images(mut self, images: &[&str]) -> Self {
+        self.images = images.iter().map(|image| (*image).to_owned()).collect();
         self
     }
 
@@ -237,7 +245,7 @@ impl Plan {
             .profile(&json!({
                 "name": "main", "primary_provider": "main", "fallback_providers": fallbacks,
                 "mcp_servers": self.mcp_servers,
-                "allowed_tools": TOOLS, "available_sandboxes": [],
+                "allowed_tools": TOOLS, "available_sandboxes": self.images,
             }))
             .await;
         let key = admin.key("first", &profile).await;

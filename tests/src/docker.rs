@@ -4,6 +4,8 @@
 //! runs as root, without a network and without touching the machine's firewall. Its images are made here, [`IMAGE`] of
 //! the machine's busybox.
 
+pub mod gate;
+
 use crate::services::program;
 use bollard::query_parameters::CreateImageOptionsBuilder;
 use futures_util::StreamExt;

@@ -2,7 +2,7 @@
 //! or the database file.
 //!
 //! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the
-//! middle; `cluster` does so with several nodes.
+//! middle; `cluster` does so with several nodes, and `sandboxes` with containers.
 #![allow(clippy::unwrap_used)]
 
 mod cli;
@@ -10,3 +10,4 @@ mod cluster;
 mod faults;
 mod golden;
 mod readme;
+mod sandboxes;
