@@ -82,8 +82,8 @@ mod bare {
             host_config: Some(HostConfig { network_mode: Some("none".into()), ..HostConfig::default() }),
             ..ContainerCreateBody::default()
         };
-        client.create_container(Some(options), body).await.unwrap();
-        client.start_container(name, None::<StartContainerOptions>).await.unwrap();
+        client.create_container(Some(options), body).await.expect("the daemon does it");
+        client.start_container(name, None::<StartContainerOptions>).await.expect("the daemon does it");
         times.push(began.elapsed());
     }
 
@@ -95,21 +95,21 @@ mod bare {
             attach_stderr: Some(true),
             ..CreateExecOptions::default()
         };
-        let exec = client.create_exec(name, options).await.unwrap().id;
+        let exec = client.create_exec(name, options).await.expect("the daemon does it").id;
         let StartExecResults::Attached { mut output, .. } =
-            client.start_exec(&exec, None::<StartExecOptions>).await.unwrap()
+            client.start_exec(&exec, None::<StartExecOptions>).await.expect("the daemon does it")
         else {
             panic!("detached")
         };
         while output.next().await.is_some() {}
-        client.inspect_exec(&exec).await.unwrap();
+        client.inspect_exec(&exec).await.expect("the daemon does it");
         times.push(began.elapsed());
     }
 
     pub(super) async fn stop(client: &Docker, name: &str, times: &mut Vec<Duration>) {
         let began = Instant::now();
         let options = RemoveContainerOptionsBuilder::new().force(true).build();
-        client.remove_container(name, Some(options)).await.unwrap();
+        client.remove_container(name, Some(options)).await.expect("the daemon does it");
         times.push(began.elapsed());
     }
 }

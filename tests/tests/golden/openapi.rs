@@ -21,6 +21,8 @@ const EXEMPT: &[(&str, &str, &str, &str)] = &[
         "200",
         "transcripts hold the frames of these answers, and no line for the status",
     ),
+    ("DELETE", "/admin/v1/sandboxes/{id}", "204", "the tests of sandboxes see it: it needs a Docker daemon"),
+    ("DELETE", "/admin/v1/subagents/{id}", "204", "the tests of sandboxes see it: it needs a Docker daemon"),
 ];
 
 /// The document of one port, as it is served.
@@ -140,6 +142,11 @@ async fn call_the_rest(fixture: &Fixture, client: &mut Document, admin: &mut Doc
     let absent = owner("ses_00000000000000000000000000000000");
     let mut calls = vec![("GET", "/admin/v1/keys".to_owned(), 200), ("GET", "/admin/v1/nodes".to_owned(), 200)];
     calls.extend([("GET", owner(&session.id), 200), ("GET", absent, 404)]);
+    for kind in ["sandboxes", "subagents"] {
+        let prefix = if kind == "sandboxes" { "sbx" } else { "sba" };
+        calls.push(("GET", format!("/admin/v1/{kind}"), 200));
+        calls.push(("DELETE", format!("/admin/v1/{kind}/{prefix}_00000000000000000000000000000000"), 404));
+    }
     for (method, path, status) in calls {
         let reply = fixture.admin.0.call(method, &path, ADMIN_KEY, None).await.expect(status);
         admin.check(&exchange(method, &path, None, &reply)).unwrap_or_else(|why| panic!("{method} {path}: {why}"));
@@ -162,6 +169,10 @@ async fn call_the_rest(fixture: &Fixture, client: &mut Document, admin: &mut Doc
         ("GET", "/admin/v1/providers"),
         ("GET", "/admin/v1/config"),
         ("GET", "/admin/v1/sandbox-status"),
+        ("GET", "/admin/v1/sandboxes"),
+        ("DELETE", "/admin/v1/sandboxes/x"),
+        ("GET", "/admin/v1/subagents"),
+        ("DELETE", "/admin/v1/subagents/x"),
     ];
     for (method, path) in methods {
         let reply = fixture.admin.0.call(method, path, "", None).await.expect(401);

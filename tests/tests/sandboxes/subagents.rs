@@ -7,6 +7,7 @@ use tests::client::{Session, of_type, types};
 use tests::fixture::Fixture;
 use tests::poll;
 use tests::provider::Answer;
+use tests::server::ADMIN_KEY;
 
 const STATUS: &str = "remote_subagent_status";
 
@@ -328,6 +329,30 @@ async fn cancelling() {
     // Another session's is unknown here.
     let other = fixture.driver().await;
     assert_eq!(other.rpc(CANCEL, json!({"subagent_id": quick})).await.error().0, -32014);
+}
+
+/// What runs is listed on the admin port, and can be ended from there.
+#[tokio::test]
+async fn the_admin_port_lists_and_ends() {
+    let fixture = plan().start().await;
+    let session = session(&fixture, &[("wait", "sleep 1000", "stdin", None)]).await;
+    let subagent = launch(&fixture, &session, "tu_1", "wait", "m", "p").await;
+    let sandbox = super::start(&session).await;
+    let call = async |method: &str, path: &str| fixture.admin.0.call(method, path, ADMIN_KEY, None).await;
+    let list = async |kind: &str| call("GET", &format!("/admin/v1/{kind}")).await.expect(200).json();
+    let shown = json!({"sandbox_id": sandbox, "session_id": session.id, "image": super::IMAGE, "state": "running"});
+    assert_eq!(list("sandboxes").await, json!({"items": [shown], "next_cursor": null}));
+    let shown = json!({"subagent_id": subagent, "session_id": session.id, "harness": "wait", "model": "m"});
+    assert_eq!(list("subagents").await, json!({"items": [shown], "next_cursor": null}));
+    for (kind, id) in [("sandboxes", &sandbox), ("subagents", &subagent)] {
+        call("DELETE", &format!("/admin/v1/{kind}/{id}")).await.expect(204);
+        assert_eq!(list(kind).await["items"], json!([]));
+        call("DELETE", &format!("/admin/v1/{kind}/{id}")).await.expect(404);
+    }
+    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(ended(&session, &subagent).await.0, "cancelled");
+    let events = session.events().await;
+    assert_eq!(super::payloads(&events, "sandbox.stopped")[0]["reason"], "explicit");
 }
 
 /// Two cancellations at once, and the end in the very moment: one terminal event, nothing left.

@@ -1,7 +1,7 @@
 //! A Docker daemon that hangs, or dies and is started again.
 
 use crate::fixture::{Fixture, command, limits};
-use sandbox::{Command, Docker, End, Error, Progress, Settings};
+use sandbox::{Docker, End, Error, Progress, Settings};
 use std::time::{Duration, Instant};
 use tests::docker::{Dockerd, IMAGE};
 use tests::poll;
