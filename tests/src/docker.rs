@@ -7,32 +7,15 @@
 pub mod gate;
 
 use crate::services::program;
+use crate::supervised::{self, Supervised};
 use bollard::query_parameters::CreateImageOptionsBuilder;
 use futures_util::StreamExt;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-/// A shell that stands between: it ends the daemon, and removes what it had, once its standard input ends.
-const SUPERVISE: &str = r#"
-data="$1"
-shift
-"$@" >>"$data/log" 2>&1 </dev/null &
-server=$!
-echo "$server"
-read -r word
-kill -CONT "$server"
-kill -TERM "$server"
-wait "$server"
-[ "$word" != keep ] || exit 0
-grep -o " $data/[^ ]*" /proc/mounts | sort -r | while read -r mounted; do umount "$mounted"; done
-rm -rf "$data"
-"#;
 
 /// The name of the image: busybox with a link for each of its programs.
 pub const IMAGE: &str = "bae-test-busybox:1";
@@ -45,14 +28,7 @@ pub struct Dockerd {
     data: PathBuf,
     arguments: Vec<&'static str>,
     storage: Option<&'static str>,
-    running: Option<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    shell: Child,
-    word: ChildStdin,
-    pid: u32,
+    running: Option<Supervised>,
 }
 
 /// The address of the daemon that tests share; it has the images.
@@ -75,11 +51,7 @@ fn own() -> &'static Dockerd {
 impl Dockerd {
     /// Starts a daemon that has the images and nothing else, with more arguments on its command line.
     pub fn start(arguments: &[&'static str]) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let data = std::env::temp_dir().join(format!("bae-docker-{}-{number}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&data);
-        std::fs::create_dir_all(&data).expect("a folder for the data");
+        let data = supervised::folder("docker");
         // Else the daemon writes a key below /etc.
         let key = format!("{{\"deprecated-key-path\": \"{}\"}}", data.join("key.json").display());
         std::fs::write(data.join("daemon.json"), key).expect("a configuration");
@@ -107,23 +79,15 @@ impl Dockerd {
 
     fn try_run(&mut self, storage: &str) -> bool {
         let part = |name: &str| self.data.join(name);
-        let mut shell = Command::new("sh");
-        shell.args(["-c", SUPERVISE, "sh"]).arg(&self.data).arg(program("dockerd", "docker.io"));
+        let mut shell = supervised::command(&self.data, "TERM", &program("dockerd", "docker.io"));
         shell.arg("--config-file").arg(part("daemon.json")).arg("--data-root").arg(part("data"));
         shell.arg("--exec-root").arg(part("exec")).arg("-p").arg(part("pid")).arg("-H").arg(self.host());
         shell.args(["--bridge=none", "--iptables=false", "--shutdown-timeout=3"]).args(&self.arguments);
         shell.arg(format!("--storage-driver={storage}"));
-        // Whatever kills the tests' process group leaves the shell alone, so that it can end the daemon.
-        shell.process_group(0).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut shell = shell.spawn().expect("a shell");
-        let word = shell.stdin.take().expect("its input");
-        let mut line = String::new();
-        BufReader::new(shell.stdout.take().expect("its output")).read_line(&mut line).expect("the daemon's process id");
-        let pid = line.trim().parse().expect("a process id");
-        self.running = Some(Running { shell, word, pid });
+        let running = self.running.insert(Supervised::start(shell));
         let end = Instant::now() + Duration::from_secs(60);
         while !answers(&self.data.join("sock")) {
-            if !Path::new(&format!("/proc/{pid}/exe")).exists() || Instant::now() > end {
+            if !running.is_alive() || Instant::now() > end {
                 self.stop();
                 return false;
             }
@@ -134,9 +98,8 @@ impl Dockerd {
 
     /// Ends it, and its containers, as on a shutdown of the machine; what it has is kept.
     pub fn stop(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            running.word.write_all(b"keep\n").expect("the shell listens");
-            running.shell.wait().expect("the shell ends");
+        if let Some(running) = self.running.take() {
+            running.stop();
         }
     }
 
@@ -150,18 +113,13 @@ impl Dockerd {
 
     /// Sends its process a signal, such as `STOP`: then it answers nothing, and connections stay open.
     pub fn signal(&self, name: &str) {
-        let pid = self.running.as_ref().expect("a running daemon").pid;
-        let done = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().expect("kill");
-        assert!(done.success(), "kill -{name} {pid}");
+        self.running.as_ref().expect("a running daemon").signal(name);
     }
 }
 
 impl Drop for Dockerd {
     fn drop(&mut self) {
-        if let Some(Running { mut shell, word, .. }) = self.running.take() {
-            drop(word);
-            let _ = shell.wait();
-        }
+        drop(self.running.take());
         let _ = std::fs::remove_dir_all(&self.data);
     }
 }
@@ -179,9 +137,6 @@ fn answers(socket: &Path) -> bool {
 
 /// Gives a daemon the images.
 fn import(host: &str) {
-    if std::env::var_os("BAE_TEST_SHELL_PRESET").is_some() {
-        return;
-    }
     let host = host.to_owned();
     // Tests call this within a runtime of their own, which must not be blocked by another.
     let imported = std::thread::spawn(move || {

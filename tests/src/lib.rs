@@ -24,4 +24,5 @@ pub mod provider;
 pub mod server;
 pub mod services;
 pub mod soak;
+mod supervised;
 pub mod transcript;

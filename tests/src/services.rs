@@ -1,32 +1,18 @@
 //! Redis and Postgres servers of the tests' own: data and ports of their own, gone with the process that started them.
 //!
-//! A shell stands between: it stops the server and removes the data once its standard input ends, however the tests
-//! end. `BAE_TEST_POSTGRES_URL` and `BAE_TEST_REDIS_URL` name servers to share instead; tests that stop or empty a
+//! `BAE_TEST_POSTGRES_URL` and `BAE_TEST_REDIS_URL` name servers to share instead; tests that stop or empty a
 //! server always start one of their own.
 
 use crate::ports::Port;
+use crate::supervised::{self, Supervised};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-const SUPERVISE: &str = r#"
-data="$1" stop="$2"
-shift 2
-"$@" >>"$data/log" 2>&1 </dev/null &
-server=$!
-echo "$server"
-read -r word
-kill -CONT "$server"
-kill -"$stop" "$server"
-wait "$server"
-[ "$word" = keep ] || rm -rf "$data"
-"#;
 
 /// Postgres counts what each statement costs, for tests that `CREATE EXTENSION pg_stat_statements`.
 const STATEMENTS: &str = "shared_preload_libraries=pg_stat_statements";
@@ -44,14 +30,7 @@ pub struct Service {
     kind: Kind,
     data: PathBuf,
     port: Port,
-    running: Option<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    shell: Child,
-    word: ChildStdin,
-    pid: u32,
+    running: Option<Supervised>,
 }
 
 /// The URL of the Postgres server that tests share, without a database.
@@ -112,11 +91,7 @@ impl Service {
     }
 
     fn prepare(kind: Kind) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let data = std::env::temp_dir().join(format!("bae-{kind:?}-{}-{number}", std::process::id()).to_lowercase());
-        let _ = std::fs::remove_dir_all(&data);
-        std::fs::create_dir_all(&data).expect("a folder for the data");
+        let data = supervised::folder(&format!("{kind:?}").to_lowercase());
         if let (Kind::Postgres, Some((uid, gid))) = (kind, user()) {
             std::os::unix::fs::chown(&data, Some(uid), Some(gid)).expect("the folder given away");
         }
@@ -131,28 +106,22 @@ impl Service {
     /// Starts it on its port and data; returns when it takes connections.
     pub fn run(&mut self) {
         let port = self.port.number.to_string();
-        let mut shell = Command::new("sh");
-        shell.args(["-c", SUPERVISE, "sh"]).arg(&self.data);
-        match self.kind {
+        let shell = match self.kind {
             Kind::Postgres => {
-                shell.arg("INT").arg(program("postgres", "postgresql")).arg("-D").arg(&self.data);
-                shell.args(["-p", &port, "-k"]).arg(&self.data);
+                let mut shell = supervised::command(&self.data, "INT", &program("postgres", "postgresql"));
+                shell.arg("-D").arg(&self.data).args(["-p", &port, "-k"]).arg(&self.data);
                 as_user(&mut shell, user());
+                shell
             }
             Kind::Redis => {
                 let file = self.data.join("redis.conf");
                 let lines = std::fs::read_to_string(&file).expect("a configuration");
-                shell.arg("KILL").arg(program("redis-server", "redis-server")).arg(file);
-                shell.args(lines.contains("\nsentinel ").then_some("--sentinel"));
+                let mut shell = supervised::command(&self.data, "KILL", &program("redis-server", "redis-server"));
+                shell.arg(file).args(lines.contains("\nsentinel ").then_some("--sentinel"));
+                shell
             }
-        }
-        // Whatever kills the tests' process group leaves the shell alone, so that it can end the server.
-        shell.process_group(0).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut shell = shell.spawn().expect("a shell");
-        let word = shell.stdin.take().expect("its input");
-        let mut line = String::new();
-        BufReader::new(shell.stdout.take().expect("its output")).read_line(&mut line).expect("the server's process id");
-        self.running = Some(Running { shell, word, pid: line.trim().parse().expect("a process id") });
+        };
+        self.running = Some(Supervised::start(shell));
         let end = Instant::now() + Duration::from_secs(30);
         while !self.answers() {
             let log = || std::fs::read_to_string(self.data.join("log"));
@@ -175,17 +144,14 @@ impl Service {
 
     /// Stops it at once. Postgres keeps what was committed, Redis nothing.
     pub fn stop(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            running.word.write_all(b"keep\n").expect("the shell listens");
-            running.shell.wait().expect("the shell ends");
+        if let Some(running) = self.running.take() {
+            running.stop();
         }
     }
 
     /// Sends its process a signal, such as `STOP`: then it answers nothing, and connections stay open.
     pub fn signal(&self, name: &str) {
-        let pid = self.running.as_ref().expect("a running server").pid;
-        let done = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().expect("kill");
-        assert!(done.success(), "kill -{name} {pid}");
+        self.running.as_ref().expect("a running server").signal(name);
     }
 
     /// Sends Redis a command.
@@ -213,10 +179,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        if let Some(Running { mut shell, word, .. }) = self.running.take() {
-            drop(word);
-            let _ = shell.wait();
-        }
+        drop(self.running.take());
         let _ = std::fs::remove_dir_all(&self.data);
     }
 }
