@@ -99,6 +99,17 @@ impl Db {
         }
     }
 
+    /// Runs one statement that writes, with the arguments that `bind` gives it. Returns how many rows it wrote.
+    ///
+    /// # Errors
+    /// The statement's; `Unknown` if the connection broke after it was sent.
+    pub(crate) async fn execute<B>(&self, sql: &'static Sql, bind: B) -> Result<u64, Error>
+    where
+        B: for<'c> FnOnce(Query<'c>) -> Query<'c> + Send + 'static,
+    {
+        self.write_one(move |c| Box::pin(bind(c.query(sql)).execute()), |_| ()).await
+    }
+
     /// Like `write`, for work that writes with at most one statement. On Postgres that statement is a transaction of
     /// its own.
     ///

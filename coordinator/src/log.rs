@@ -28,7 +28,7 @@ pub use lifecycle::{NewSession, RemainingClients};
 pub use read::Page;
 pub use sandboxes::{BUSY, Sandbox, SandboxChange, SandboxState};
 pub use sessions::{Admission, Record, Row, State};
-pub use subagents::{NewSubagent, Subagent, SubagentEnd, SubagentState};
+pub use subagents::{NewSubagent, Subagent, SubagentState};
 
 use crate::feed::Feeds;
 use crate::{Db, Error};
@@ -98,6 +98,12 @@ macro_rules! ids {
     };
 }
 ids! { SessionId EventId KeyId ProfileId CallId SandboxId SubagentId }
+
+/// The one of all values whose word this is, from a column that holds words.
+fn of_word<T: Copy>(what: &str, all: &[T], word: impl Fn(T) -> &'static str, text: &str) -> Result<T, Error> {
+    let unknown = || Error::Unreadable(format!("unknown {what} {text:?}; a newer version wrote it"));
+    all.iter().copied().find(|value| word(*value) == text).ok_or_else(unknown)
+}
 
 /// A stored JSON text.
 fn read_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, Error> {

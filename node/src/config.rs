@@ -18,7 +18,7 @@ mod tests;
 
 pub(crate) use placeholder::resolve;
 pub(crate) use registry::{Provider, default_base_url};
-pub(crate) use sandbox::{DEFAULT_DOCKER_HOST, Sandbox, SandboxDriver};
+pub(crate) use sandbox::{Sandbox, SandboxDriver, docker_host};
 pub(crate) use source::{Environment, Flags, ProcessEnvironment};
 pub(crate) use telemetry::Telemetry;
 

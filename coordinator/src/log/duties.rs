@@ -5,7 +5,7 @@
 
 use super::Log;
 use crate::Error;
-use crate::db::sql::{Sql, sql};
+use crate::db::sql::{Sql, millis, sql};
 use std::time::Duration;
 
 const TAKE: Sql = sql!(
@@ -25,14 +25,7 @@ impl Log {
     /// When the database fails.
     pub async fn take_duty(&self, name: &'static str, node: &str, time: Duration) -> Result<bool, Error> {
         let node = node.to_owned();
-        let taken = self.db.write_one(
-            move |c| {
-                Box::pin(
-                    async move { c.query(&TAKE).bind(name).bind(node).bind(time.as_millis() as i64).execute().await },
-                )
-            },
-            |_| (),
-        );
+        let taken = self.db.execute(&TAKE, move |q| q.bind(name).bind(node).bind(millis(time)));
         Ok(taken.await? > 0)
     }
 
@@ -43,12 +36,7 @@ impl Log {
     /// When the database fails.
     pub async fn deployment(&self) -> Result<String, Error> {
         let id = crate::fresh_id();
-        self.db
-            .write_one(
-                move |c| Box::pin(async move { c.query(&NAME).bind(id.as_slice()).execute().await.map(drop) }),
-                |()| (),
-            )
-            .await?;
+        self.db.execute(&NAME, move |q| q.bind(id.to_vec())).await?;
         let row = self.db.read(&DEPLOYMENT).one().await?;
         let id: &[u8] = row.get("id")?;
         Ok(crate::hex(id))

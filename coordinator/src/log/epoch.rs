@@ -16,9 +16,3 @@ impl Epoch {
         Self(self.0 + 1)
     }
 }
-
-impl std::fmt::Display for Epoch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}

@@ -28,7 +28,7 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn record_heartbeat(&self) -> Result<(), Error> {
-        self.db.write_one(|c| Box::pin(async move { c.query(&RECORD).execute().await.map(drop) }), |()| ()).await
+        self.db.execute(&RECORD, |q| q).await.map(drop)
     }
 
     /// Whether a node of this cluster lived within that time.

@@ -3,10 +3,10 @@
 //! When a profile is made or replaced, its images are marked as `pending`. Some node then claims each of them, makes it
 //! available to the container runtime, and notes the result.
 
-use super::Log;
-use super::sandboxes::BUSY_MS;
+use super::sandboxes::BUSY;
+use super::{Log, of_word};
 use crate::Error;
-use crate::db::sql::{Sql, sql};
+use crate::db::sql::{Sql, millis, sql};
 use std::collections::HashMap;
 
 /// Whether an image can be started.
@@ -33,8 +33,7 @@ impl ImageState {
     }
 
     fn parse(text: &str) -> Result<Self, Error> {
-        let unknown = || Error::Unreadable(format!("unknown image status {text:?}; a newer version wrote it"));
-        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or_else(unknown)
+        of_word("image status", &Self::ALL, Self::as_str, text)
     }
 }
 
@@ -88,9 +87,7 @@ impl Log {
     /// When the database fails.
     pub async fn mark_images_pending(&self, names: &[String]) -> Result<(), Error> {
         let names = list(names);
-        self.db
-            .write_one(move |c| Box::pin(async move { c.query(&MARK).bind(names).execute().await.map(drop) }), |()| ())
-            .await
+        self.db.execute(&MARK, move |q| q.bind(names)).await.map(drop)
     }
 
     /// Marks those images of profiles as pending of which nothing is known, because their profiles were made while no
@@ -99,7 +96,7 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn mark_unknown_images_pending(&self) -> Result<(), Error> {
-        self.db.write_one(|c| Box::pin(async move { c.query(&MARK_UNKNOWN).execute().await.map(drop) }), |()| ()).await
+        self.db.execute(&MARK_UNKNOWN, |q| q).await.map(drop)
     }
 
     /// What is known about these images. The answer leaves out images that were never marked.
@@ -115,7 +112,7 @@ impl Log {
         rows.iter().map(status).collect()
     }
 
-    /// Claims a pending image on which no node works, for [`BUSY`](super::BUSY). None if there is no such image, or
+    /// Claims a pending image on which no node works, for [`BUSY`]. None if there is no such image, or
     /// another node has claimed it first.
     ///
     /// # Errors
@@ -123,15 +120,15 @@ impl Log {
     pub async fn claim_image(&self) -> Result<Option<String>, Error> {
         let Some(row) = self.db.read(&NEXT).optional().await? else { return Ok(None) };
         let name: String = row.get("name")?;
-        Ok((self.image_update(&CLAIM, name.clone()).await? > 0).then_some(name))
+        Ok((self.image_update(&CLAIM, &name).await? > 0).then_some(name))
     }
 
-    /// Renews this node's claim on an image for [`BUSY`](super::BUSY).
+    /// Renews this node's claim on an image for [`BUSY`].
     ///
     /// # Errors
     /// When the database fails.
     pub async fn keep_image_busy(&self, name: &str) -> Result<(), Error> {
-        self.image_update(&KEEP_BUSY, name.to_owned()).await.map(drop)
+        self.image_update(&KEEP_BUSY, name).await.map(drop)
     }
 
     /// Notes whether a pending image can be started.
@@ -139,26 +136,12 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn note_image(&self, name: &str, status: ImageStatus) -> Result<(), Error> {
-        let name = name.to_owned();
-        self.db
-            .write_one(
-                move |c| {
-                    Box::pin(async move {
-                        let note = c.query(&NOTE).bind(name).bind(status.state.as_str()).bind(status.detail);
-                        note.execute().await.map(drop)
-                    })
-                },
-                |()| (),
-            )
-            .await
+        let (name, state) = (name.to_owned(), status.state.as_str());
+        self.db.execute(&NOTE, move |q| q.bind(name).bind(state).bind(status.detail)).await.map(drop)
     }
 
-    async fn image_update(&self, update: &'static Sql, name: String) -> Result<u64, Error> {
-        self.db
-            .write_one(
-                move |c| Box::pin(async move { c.query(update).bind(name).bind(BUSY_MS).execute().await }),
-                |_| (),
-            )
-            .await
+    async fn image_update(&self, update: &'static Sql, name: &str) -> Result<u64, Error> {
+        let name = name.to_owned();
+        self.db.execute(update, move |q| q.bind(name).bind(millis(BUSY))).await
     }
 }

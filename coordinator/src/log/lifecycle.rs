@@ -148,17 +148,7 @@ impl Log {
     /// # Errors
     /// `Unavailable` when nothing was applied.
     pub async fn hand_over(&self, session: SessionId, epoch: Epoch) -> Result<(), Error> {
-        self.db
-            .write_one(
-                move |c| {
-                    Box::pin(async move {
-                        c.query(&HAND_OVER).bind(session.0.as_slice()).bind(epoch).execute().await?;
-                        Ok(())
-                    })
-                },
-                |()| (),
-            )
-            .await
+        self.db.execute(&HAND_OVER, move |q| q.bind(session.0.to_vec()).bind(epoch)).await.map(drop)
     }
 
     /// The first step of closing: from here on no call starts, and the owner's appends are refused (ARCHITECTURE.md,

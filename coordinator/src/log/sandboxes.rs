@@ -7,9 +7,9 @@
 //! doing so, another node may claim the row and carry on.
 
 use super::append::sqlite::{During, append_events};
-use super::{Id, Log};
+use super::{Id, Log, of_word};
 use crate::Error;
-use crate::db::sql::{self, Connection, Sql, sql};
+use crate::db::sql::{self, Connection, Sql, millis, sql};
 use crate::feed::LogStatus;
 use engine::event::{Event, NewEvent};
 use engine::ids::{KeyId, SandboxId, SessionId};
@@ -18,8 +18,6 @@ use std::time::Duration;
 
 /// How long a row belongs to the node that works on it, after that node has last renewed its claim.
 pub const BUSY: Duration = Duration::from_secs(15);
-/// `BUSY` in milliseconds, for statements.
-pub(super) const BUSY_MS: i64 = BUSY.as_millis() as i64;
 
 /// The state of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +43,7 @@ impl SandboxState {
     }
 
     fn parse(text: &str) -> Result<Self, Error> {
-        let unknown = || Error::Unreadable(format!("unknown sandbox state {text:?}; a newer version wrote it"));
-        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or_else(unknown)
+        of_word("sandbox state", &Self::ALL, Self::as_str, text)
     }
 }
 
@@ -197,7 +194,7 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn keep_sandbox_busy(&self, id: SandboxId) -> Result<(), Error> {
-        self.sandbox_update(&KEEP_BUSY, id).await.map(drop)
+        self.db.execute(&KEEP_BUSY, move |q| q.bind(id.0.to_vec()).bind(millis(BUSY))).await.map(drop)
     }
 
     /// Claims a sandbox that no node works on. Returns whether this node has claimed it, for [`BUSY`].
@@ -205,16 +202,7 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn claim_sandbox(&self, id: SandboxId) -> Result<bool, Error> {
-        Ok(self.sandbox_update(&CLAIM, id).await? > 0)
-    }
-
-    async fn sandbox_update(&self, update: &'static Sql, id: SandboxId) -> Result<u64, Error> {
-        self.db
-            .write_one(
-                move |c| Box::pin(async move { c.query(update).bind(id.0.as_slice()).bind(BUSY_MS).execute().await }),
-                |_| (),
-            )
-            .await
+        Ok(self.db.execute(&CLAIM, move |q| q.bind(id.0.to_vec()).bind(millis(BUSY))).await? > 0)
     }
 }
 
@@ -226,13 +214,13 @@ async fn apply(c: &mut Connection, session: SessionId, id: SandboxId, change: Sa
                 .bind(session.0.as_slice())
                 .bind(key.0.as_slice())
                 .bind(image)
-                .bind(BUSY_MS)
+                .bind(millis(BUSY))
                 .execute()
                 .await?
         }
         SandboxChange::Running => c.query(&RUNNING).bind(id.0.as_slice()).execute().await?,
         SandboxChange::Stop { reason } => {
-            c.query(&STOP).bind(id.0.as_slice()).bind(reason).bind(BUSY_MS).execute().await?
+            c.query(&STOP).bind(id.0.as_slice()).bind(reason).bind(millis(BUSY)).execute().await?
         }
         SandboxChange::Gone(from) => c.query(&GONE).bind(id.0.as_slice()).bind(from.as_str()).execute().await?,
     };

@@ -1,6 +1,6 @@
 //! Sessions' rows, read.
 
-use super::{Epoch, Id, Log, gate_columns, read_json};
+use super::{Epoch, Id, Log, gate_columns, of_word, read_json};
 use crate::Error;
 use crate::db::sql::{self, Sql, sql};
 use crate::feed::LogStatus;
@@ -32,8 +32,7 @@ impl State {
 
     /// The state with this stored form.
     pub(super) fn parse(text: &str) -> Result<Self, Error> {
-        let unknown = || Error::Unreadable(format!("unknown session state {text:?}; a newer version wrote it"));
-        Self::ALL.into_iter().find(|state| state.stored() == text).ok_or_else(unknown)
+        of_word("session state", &Self::ALL, Self::stored, text)
     }
 
     /// Its stored form, in the column `state`.

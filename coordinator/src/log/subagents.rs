@@ -6,13 +6,14 @@
 //! end once, even if several nodes notice it or cancel the subagent.
 
 use super::append::sqlite::{During, append_events};
-use super::sandboxes::BUSY_MS;
-use super::{Id, Log};
+use super::sandboxes::BUSY;
+use super::{Id, Log, of_word};
 use crate::Error;
-use crate::db::sql::{self, Sql, sql};
+use crate::db::sql::{self, Sql, millis, sql};
 use crate::feed::LogStatus;
 use engine::event::{Event, NewEvent};
 use engine::ids::{KeyId, SessionId, SubagentId};
+use engine::subagent::Left;
 use std::sync::Arc;
 
 /// The state of a subagent.
@@ -54,8 +55,7 @@ impl SubagentState {
     }
 
     fn parse(text: &str) -> Result<Self, Error> {
-        let unknown = || Error::Unreadable(format!("unknown subagent state {text:?}; a newer version wrote it"));
-        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or_else(unknown)
+        of_word("subagent state", &Self::ALL, Self::as_str, text)
     }
 }
 
@@ -74,44 +74,17 @@ pub struct NewSubagent {
     pub model: String,
 }
 
-/// How a subagent ended.
-#[derive(Clone)]
-pub struct SubagentEnd {
-    /// A state other than `Starting` and `Running`.
-    pub state: SubagentState,
-    /// The exit code of its process, if that ended by itself.
-    pub exit_code: Option<i64>,
-    /// The part of its standard output that is kept.
-    pub stdout: String,
-    /// The part of its standard error that is kept.
-    pub stderr: String,
-    /// Whether it wrote more than is kept.
-    pub truncated: bool,
-    /// Why it ended, if it did not complete.
-    pub reason: Option<String>,
-    /// The reason as a sentence.
-    pub detail: Option<String>,
-}
-
-/// Does not show the output, which belongs to the user.
-impl std::fmt::Debug for SubagentEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SubagentEnd")
-            .field("state", &self.state)
-            .field("exit_code", &self.exit_code)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The row of a subagent.
 #[derive(Debug, Clone)]
 pub struct Subagent {
     /// What was launched.
     pub launched: NewSubagent,
-    /// Its state, and the details of its end if it has ended.
-    pub end: SubagentEnd,
+    /// Its state.
+    pub state: SubagentState,
+    /// What it has left, once it has ended.
+    pub left: Left,
     /// Whether a node works on it: that node has launched it or deals with its end, and has renewed its claim within
-    /// [`BUSY`](super::BUSY).
+    /// [`BUSY`].
     pub busy: bool,
 }
 
@@ -164,8 +137,8 @@ impl Subagent {
                 harness: row.get("harness")?,
                 model: row.get("model")?,
             },
-            end: SubagentEnd {
-                state: SubagentState::parse(row.get("state")?)?,
+            state: SubagentState::parse(row.get("state")?)?,
+            left: Left {
                 exit_code: row.get("exit_code")?,
                 stdout: row.get("stdout")?,
                 stderr: row.get("stderr")?,
@@ -185,42 +158,19 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn add_subagent(&self, new: NewSubagent) -> Result<(), Error> {
-        self.db
-            .write_one(
-                move |c| {
-                    Box::pin(async move {
-                        c.query(&ADD)
-                            .bind(new.id.0.as_slice())
-                            .bind(new.session.0.as_slice())
-                            .bind(new.key.0.as_slice())
-                            .bind(new.harness)
-                            .bind(new.model)
-                            .bind(BUSY_MS)
-                            .execute()
-                            .await
-                            .map(drop)
-                    })
-                },
-                |()| (),
-            )
-            .await
+        let added = self.db.execute(&ADD, move |q| {
+            let q = q.bind(new.id.0.to_vec()).bind(new.session.0.to_vec()).bind(new.key.0.to_vec());
+            q.bind(new.harness).bind(new.model).bind(millis(BUSY))
+        });
+        added.await.map(drop)
     }
 
-    /// Renews the claim of this node, which is launching the subagent, for [`BUSY`](super::BUSY).
+    /// Renews the claim of this node, which is launching the subagent, for [`BUSY`].
     ///
     /// # Errors
     /// When the database fails.
     pub async fn keep_subagent_busy(&self, id: SubagentId) -> Result<(), Error> {
-        self.db
-            .write_one(
-                move |c| {
-                    Box::pin(async move {
-                        c.query(&KEEP_BUSY).bind(id.0.as_slice()).bind(BUSY_MS).execute().await.map(drop)
-                    })
-                },
-                |()| (),
-            )
-            .await
+        self.db.execute(&KEEP_BUSY, move |q| q.bind(id.0.to_vec()).bind(millis(BUSY))).await.map(drop)
     }
 
     /// Notes that the log says that the subagent runs. From now on its end may be logged.
@@ -247,7 +197,7 @@ impl Log {
         self.subagent_update(&FORGET, id).await
     }
 
-    /// Records how a running subagent ended, and appends the event that reports it.
+    /// Records how a running subagent ended, and appends the event that reports it. `state` is none of the live ones.
     ///
     /// # Errors
     /// `PreconditionFailed` when it does not run, because its end is recorded already or its launch is not complete;
@@ -256,7 +206,8 @@ impl Log {
         &self,
         session: SessionId,
         id: SubagentId,
-        end: SubagentEnd,
+        state: SubagentState,
+        left: Left,
         event: NewEvent,
     ) -> Result<(), Error> {
         let feeds = Arc::clone(&self.feeds);
@@ -268,13 +219,13 @@ impl Log {
                     let ended = c
                         .query(&END)
                         .bind(id.0.as_slice())
-                        .bind(end.state.as_str())
-                        .bind(end.exit_code)
-                        .bind(end.stdout)
-                        .bind(end.stderr)
-                        .bind(end.truncated)
-                        .bind(end.reason)
-                        .bind(end.detail);
+                        .bind(state.as_str())
+                        .bind(left.exit_code)
+                        .bind(left.stdout)
+                        .bind(left.stderr)
+                        .bind(left.truncated)
+                        .bind(left.reason)
+                        .bind(left.detail);
                     if ended.execute().await? == 0 { Err(Error::PreconditionFailed) } else { Ok(committed) }
                 })
             },
@@ -325,24 +276,10 @@ impl Log {
     /// # Errors
     /// When the database fails.
     pub async fn forget_subagents_of(&self, session: SessionId) -> Result<(), Error> {
-        self.db
-            .write_one(
-                move |c| {
-                    Box::pin(
-                        async move { c.query(&FORGET_SESSION).bind(session.0.as_slice()).execute().await.map(drop) },
-                    )
-                },
-                |()| (),
-            )
-            .await
+        self.db.execute(&FORGET_SESSION, move |q| q.bind(session.0.to_vec())).await.map(drop)
     }
 
     async fn subagent_update(&self, update: &'static Sql, id: SubagentId) -> Result<(), Error> {
-        self.db
-            .write_one(
-                move |c| Box::pin(async move { c.query(update).bind(id.0.as_slice()).execute().await.map(drop) }),
-                |()| (),
-            )
-            .await
+        self.db.execute(update, move |q| q.bind(id.0.to_vec())).await.map(drop)
     }
 }

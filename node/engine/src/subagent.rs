@@ -110,7 +110,7 @@ pub fn status_tool() -> Raw {
 }
 
 /// A subagent as the status tool reports it (docs/api.md 8.6).
-#[derive(Clone, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// Its id.
     pub subagent_id: SubagentId,
@@ -120,27 +120,32 @@ pub struct Report {
     pub model: String,
     /// `running`, `completed`, `failed`, `timed_out` or `cancelled`.
     pub status: &'static str,
+    /// What it has left, once it has ended.
+    #[serde(flatten)]
+    pub left: Left,
+}
+
+/// What a subagent has left when it ended. All of it is empty while the subagent runs.
+#[derive(Clone, Default, Serialize)]
+pub struct Left {
     /// The process's exit code, if it ended by itself.
     pub exit_code: Option<i64>,
-    /// What it wrote, as far as it is kept.
+    /// The part of its standard output that is kept.
     pub stdout: String,
-    /// What it wrote to standard error, as far as it is kept.
+    /// The part of its standard error that is kept.
     pub stderr: String,
-    /// Whether more was written than is kept.
+    /// Whether it wrote more than is kept.
     pub truncated: bool,
-    /// Why, where it did not complete.
+    /// Why it ended, if it did not complete.
     pub reason: Option<String>,
-    /// The same in a sentence.
+    /// The reason as a sentence.
     pub detail: Option<String>,
 }
 
-/// Without the output, which belongs to the user.
-impl std::fmt::Debug for Report {
+/// Does not show the output, which belongs to the user.
+impl std::fmt::Debug for Left {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Report")
-            .field("subagent_id", &self.subagent_id)
-            .field("status", &self.status)
-            .finish_non_exhaustive()
+        f.debug_struct("Left").field("exit_code", &self.exit_code).finish_non_exhaustive()
     }
 }
 
@@ -236,12 +241,7 @@ mod tests {
             harness: "claude".into(),
             model: "m".into(),
             status: "running",
-            exit_code: None,
-            stdout: String::new(),
-            stderr: "\u{1}".into(),
-            truncated: false,
-            reason: None,
-            detail: None,
+            left: Left { stderr: "\u{1}".into(), ..Left::default() },
         };
         let (text, shown) = status(None, vec![report(1), report(2)]).unwrap();
         assert_eq!(shown.len(), 2);

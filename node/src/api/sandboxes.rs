@@ -26,7 +26,7 @@ pub(super) async fn start(caller: &Caller, params: &Raw) -> Answer {
         let detail = "the image is not in the available_sandboxes of this session's profile";
         return Err(RpcError::sandbox_image_not_allowed(detail));
     }
-    match lifecycle::start(&caller.app, caller.session, caller.key, image.clone()).await {
+    match lifecycle::start(&caller.app, caller.session, caller.key, record.profile, image.clone()).await {
         Ok(started) => {
             let started_at = started.at.map(UnixMillis::rfc3339);
             Ok(json!({"sandbox_id": started.id, "image": image, "started_at": started_at}).to_string())

@@ -14,8 +14,7 @@ use super::signals;
 use super::terminal::{Failure, print};
 use crate::admin::key;
 use crate::config::{
-    Config, DEFAULT_DOCKER_HOST, Environment, Flags, ProcessEnvironment, Provider, SandboxDriver, Usage,
-    default_base_url,
+    Config, Environment, Flags, ProcessEnvironment, Provider, SandboxDriver, Usage, default_base_url, docker_host,
 };
 use crate::lifecycle;
 use crate::logging;
@@ -192,9 +191,9 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
 /// Whether a Docker daemon takes connections where `DOCKER_HOST` says. Only a socket of this machine is tried: one that
 /// is named by its address is chosen with `--sandbox docker`.
 fn docker_answers(environment: &dyn Environment) -> bool {
-    let host = environment.get("DOCKER_HOST").filter(|host| !host.is_empty());
-    let host = host.as_deref().unwrap_or(DEFAULT_DOCKER_HOST);
-    host.strip_prefix("unix://").is_some_and(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
+    docker_host(environment)
+        .strip_prefix("unix://")
+        .is_some_and(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
 }
 
 async fn open(config: &Config) -> Result<Db, Failure> {

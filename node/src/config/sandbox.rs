@@ -5,8 +5,11 @@ use super::{Environment, Usage};
 use sandbox::{Limits, Network};
 use std::time::Duration;
 
-/// The daemon that `DOCKER_HOST` names if it is not set.
-pub(crate) const DEFAULT_DOCKER_HOST: &str = "unix:///var/run/docker.sock";
+/// The address of the Docker daemon: `DOCKER_HOST`, or where the daemon of this machine listens.
+pub(crate) fn docker_host(environment: &dyn Environment) -> String {
+    let host = environment.get("DOCKER_HOST").filter(|host| !host.is_empty());
+    host.unwrap_or_else(|| "unix:///var/run/docker.sock".to_owned())
+}
 
 /// Where sandboxes and subagents run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,8 +70,7 @@ fn driver(settings: &Settings<'_>, environment: &dyn Environment) -> Result<Sand
     match value.text.trim() {
         "none" => Ok(SandboxDriver::None),
         "docker" => {
-            let host = environment.get("DOCKER_HOST").filter(|host| !host.is_empty());
-            let host = host.unwrap_or_else(|| DEFAULT_DOCKER_HOST.to_owned());
+            let host = docker_host(environment);
             if !["unix://", "tcp://", "http://"].iter().any(|scheme| host.starts_with(scheme)) {
                 return Err(Usage::new("DOCKER_HOST must be unix://PATH or tcp://HOST:PORT"));
             }

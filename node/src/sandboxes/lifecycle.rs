@@ -8,7 +8,7 @@ use engine::event::NewEvent;
 use engine::event::payload::{
     Dispatched, EventPayload, RemoteSandboxRunning, RemoteSandboxStop, RemoteSandboxStopped, SandboxError, SandboxStart,
 };
-use engine::ids::{EventId, KeyId, SandboxId, SessionId};
+use engine::ids::{EventId, KeyId, ProfileId, SandboxId, SessionId};
 use engine::time::UnixMillis;
 use sandbox::{Sandboxes, Spec};
 use std::sync::Arc;
@@ -57,6 +57,7 @@ pub(crate) async fn start(
     app: &Arc<App>,
     session: SessionId,
     key: KeyId,
+    profile: ProfileId,
     image: String,
 ) -> Result<Started, NotStarted> {
     let id = SandboxId(coordinator::fresh_id());
@@ -74,7 +75,7 @@ pub(crate) async fn start(
         Err(error) => return Err(NotStarted::Database(error)),
     }
     let app = Arc::clone(app);
-    let starting = app.clone().tasks.spawn(async move { finish_start(&app, &driver, &sandbox).await });
+    let starting = app.clone().tasks.spawn(async move { finish_start(&app, &driver, &sandbox, profile).await });
     starting.await.unwrap_or(Err(NotStarted::Database(Error::Unknown)))
 }
 
@@ -82,8 +83,12 @@ pub(crate) async fn start(
 ///
 /// # Errors
 /// See [`NotStarted`].
-pub(super) async fn finish_start(app: &App, driver: &Sandboxes, sandbox: &Sandbox) -> Result<Started, NotStarted> {
-    let profile = app.log.record(sandbox.session, sandbox.key).await.map_err(NotStarted::Database)?.profile;
+pub(super) async fn finish_start(
+    app: &App,
+    driver: &Sandboxes,
+    sandbox: &Sandbox,
+    profile: ProfileId,
+) -> Result<Started, NotStarted> {
     let spec = Spec {
         id: sandbox.id.to_string(),
         image: sandbox.image.clone(),
@@ -94,15 +99,12 @@ pub(super) async fn finish_start(app: &App, driver: &Sandboxes, sandbox: &Sandbo
         driver.provision(&sandbox.image).await?;
         driver.start(&spec).await
     });
-    match made.await {
-        Ok(()) => {}
-        Err(failure) => {
-            remove(driver, sandbox.id).await;
-            let detail = failure.to_string();
-            let events = vec![error(sandbox, "start", &detail)];
-            end(app, sandbox, SandboxState::Starting, events).await.map_err(NotStarted::Database)?;
-            return Err(NotStarted::Failed(detail));
-        }
+    if let Err(failure) = made.await {
+        remove(driver, sandbox.id).await;
+        let detail = failure.to_string();
+        let events = vec![error(sandbox, "start", &detail)];
+        end(app, sandbox, SandboxState::Starting, events).await.map_err(NotStarted::Database)?;
+        return Err(NotStarted::Failed(detail));
     }
     let running =
         RemoteSandboxRunning { dispatch: Dispatched::Remote, image: sandbox.image.clone(), sandbox_id: sandbox.id };
@@ -198,28 +200,27 @@ pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
     let deadline = tokio::time::Instant::now() + WAIT_FOR_OTHERS;
     loop {
-        let sandboxes = app.log.sandboxes_of(session).await?;
-        if sandboxes.is_empty() {
-            return Ok(());
-        }
-        for sandbox in sandboxes {
+        let mut look_again = false;
+        for sandbox in app.log.sandboxes_of(session).await? {
             match sandbox.state {
                 SandboxState::Starting => {
                     let events = vec![error(&sandbox, "start", "the session was closed while the sandbox was started")];
                     end(app, &sandbox, SandboxState::Starting, events).await?;
                     remove(driver, sandbox.id).await;
+                    // It may have become running just before.
+                    look_again = true;
                 }
-                SandboxState::Running => {
-                    if let Some(sandbox) = begin_stop(app, sandbox, None, "session_close").await?
-                        && let Err(NotStopped::Database(error)) = finish_stop(app, driver, &sandbox).await
-                    {
-                        return Err(error);
-                    }
-                }
-                SandboxState::Stopping => {}
+                SandboxState::Running => match begin_stop(app, sandbox, None, "session_close").await? {
+                    Some(sandbox) => match finish_stop(app, driver, &sandbox).await {
+                        Ok(()) | Err(NotStopped::NotRunning | NotStopped::Failed(_)) => {}
+                        Err(NotStopped::Database(error)) => return Err(error),
+                    },
+                    None => look_again = true,
+                },
+                SandboxState::Stopping => look_again = true,
             }
         }
-        if tokio::time::Instant::now() >= deadline {
+        if !look_again || tokio::time::Instant::now() >= deadline {
             return Ok(());
         }
         tokio::time::sleep(LOOK).await;

@@ -87,11 +87,14 @@ async fn carry_on(app: &Arc<App>, driver: &Sandboxes) -> Result<(), Error> {
 /// Finishes what a lost node has begun with a sandbox, or removes it after its session.
 async fn finish(app: &Arc<App>, driver: &Sandboxes, sandbox: &Sandbox) -> Result<(), Error> {
     match sandbox.state {
-        SandboxState::Starting => match finish_start(app, driver, sandbox).await {
-            Ok(_) | Err(NotStarted::Failed(_) | NotStarted::AlreadyRunning) => Ok(()),
-            Err(NotStarted::Database(Error::NotOpen(_))) => Ok(()),
-            Err(NotStarted::Database(error)) => Err(error),
-        },
+        SandboxState::Starting => {
+            let profile = app.log.record(sandbox.session, sandbox.key).await?.profile;
+            match finish_start(app, driver, sandbox, profile).await {
+                Ok(_) | Err(NotStarted::Failed(_) | NotStarted::AlreadyRunning) => Ok(()),
+                Err(NotStarted::Database(Error::NotOpen(_))) => Ok(()),
+                Err(NotStarted::Database(error)) => Err(error),
+            }
+        }
         SandboxState::Stopping => match finish_stop(app, driver, sandbox).await {
             Ok(()) | Err(NotStopped::Failed(_) | NotStopped::NotRunning) => Ok(()),
             Err(NotStopped::Database(error)) => Err(error),
@@ -100,7 +103,7 @@ async fn finish(app: &Arc<App>, driver: &Sandboxes, sandbox: &Sandbox) -> Result
     }
 }
 
-/// Compares what the database names with what exists.
+/// Compares the rows of the database with the containers that exist.
 async fn compare(app: &Arc<App>, driver: &Sandboxes, orphans: &mut HashMap<String, Instant>) -> Result<(), Error> {
     let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
     let found = match driver.list().await {
@@ -121,7 +124,15 @@ async fn compare(app: &Arc<App>, driver: &Sandboxes, orphans: &mut HashMap<Strin
             ended(app, driver, subagent).await?;
         }
     }
-    remove_orphans(app, driver, &found, orphans).await
+    let named = named_by(&sandboxes, &live);
+    let unnamed = found.into_iter().filter(|found| !named.contains(&found.id)).collect();
+    remove_orphans(app, driver, unnamed, orphans).await
+}
+
+/// The ids of the containers that these rows name.
+fn named_by(sandboxes: &[Sandbox], live: &[Subagent]) -> HashSet<String> {
+    let sandboxes = sandboxes.iter().map(|sandbox| sandbox.id.to_string());
+    sandboxes.chain(live.iter().map(|subagent| subagent.launched.id.to_string())).collect()
 }
 
 /// Checks whether a sandbox that should run and was not listed is really gone. If it is, records its end.
@@ -136,7 +147,7 @@ async fn vanished(app: &App, driver: &Sandboxes, sandbox: &Sandbox) -> Result<()
 /// Deals with a subagent that has a row and was not listed as running: it has ended, or it is being launched.
 async fn ended(app: &App, driver: &Sandboxes, subagent: &Subagent) -> Result<(), Error> {
     let launched = &subagent.launched;
-    match subagent.end.state {
+    match subagent.state {
         SubagentState::Running => subagents::collect(app, driver, subagent).await,
         // The node that launched it was lost after the log said that it runs. If the log does not say so, the turn's
         // next owner launches it again.
@@ -147,21 +158,18 @@ async fn ended(app: &App, driver: &Sandboxes, subagent: &Subagent) -> Result<(),
     }
 }
 
-/// Removes the containers that no row names.
+/// Removes the containers that no row names. `unnamed` are those that no row named before they were listed.
 async fn remove_orphans(
     app: &App,
     driver: &Sandboxes,
-    found: &[Found],
+    mut unnamed: Vec<Found>,
     orphans: &mut HashMap<String, Instant>,
 ) -> Result<(), Error> {
-    // Read after the containers were listed, because a row is written before its container is created.
-    let (sandboxes, live) = (app.log.sandboxes().await?, app.log.live_subagents().await?);
-    let named: HashSet<String> = sandboxes
-        .iter()
-        .map(|sandbox| sandbox.id.to_string())
-        .chain(live.iter().map(|subagent| subagent.launched.id.to_string()))
-        .collect();
-    let unnamed: Vec<&Found> = found.iter().filter(|found| !named.contains(&found.id)).collect();
+    if !unnamed.is_empty() {
+        // The rows are read again, because a row is written before its container is created.
+        let named = named_by(&app.log.sandboxes().await?, &app.log.live_subagents().await?);
+        unnamed.retain(|found| !named.contains(&found.id));
+    }
     orphans.retain(|id, _| unnamed.iter().any(|found| found.id == *id));
     for found in unnamed {
         let since = *orphans.entry(found.id.clone()).or_insert_with(Instant::now);

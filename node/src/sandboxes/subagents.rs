@@ -5,12 +5,12 @@ use super::lifecycle::{event, remove};
 use super::{NO_DRIVER, keep_busy};
 use crate::app::App;
 use coordinator::Error;
-use coordinator::log::{NewSubagent, Subagent, SubagentEnd, SubagentState};
+use coordinator::log::{NewSubagent, Subagent, SubagentState};
 use engine::event::NewEvent;
 use engine::event::payload::{Dispatched, SubagentCancelled, SubagentCompleted, SubagentFailed};
 use engine::ids::{KeyId, SessionId, SubagentId};
-use engine::subagent::{Launch, Report, status};
-use sandbox::{End, Ended, Progress, Sandboxes, Spec, SubagentSpec};
+use engine::subagent::{Launch, Left, Report, status};
+use sandbox::{Captured, End, Ended, Progress, Sandboxes, Spec, SubagentSpec};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -75,17 +75,12 @@ pub(crate) async fn read_status(
     asked: Option<&str>,
 ) -> Result<(Result<String, String>, Vec<SubagentId>), Error> {
     let tracked = app.log.subagents_of(session).await?;
-    let reports = tracked.into_iter().map(|Subagent { launched, end, .. }| Report {
+    let reports = tracked.into_iter().map(|Subagent { launched, state, left, .. }| Report {
         subagent_id: launched.id,
         harness: launched.harness,
         model: launched.model,
-        status: if end.state.is_live() { SubagentState::Running.as_str() } else { end.state.as_str() },
-        exit_code: end.exit_code,
-        stdout: end.stdout,
-        stderr: end.stderr,
-        truncated: end.truncated,
-        reason: end.reason,
-        detail: end.detail,
+        status: if state.is_live() { SubagentState::Running.as_str() } else { state.as_str() },
+        left,
     });
     Ok(match status(asked, reports.collect()) {
         Ok((text, shown)) => {
@@ -119,7 +114,7 @@ pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: Subagen
         let Some(found) = tracked.into_iter().find(|tracked| tracked.launched.id == id) else {
             return Ok(Cancelled::Unknown);
         };
-        match found.end.state {
+        match found.state {
             SubagentState::Running => {
                 let ended = end_cancelled(app, &found, by, "explicit").await?;
                 remove(driver, found.launched.id).await;
@@ -142,11 +137,15 @@ pub(crate) async fn cancel(app: &App, session: SessionId, by: KeyId, id: Subagen
 /// When the database fails.
 pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
-    for tracked in app.log.subagents_of(session).await? {
-        if tracked.end.state == SubagentState::Starting {
+    let tracked = app.log.subagents_of(session).await?;
+    if tracked.is_empty() {
+        return Ok(());
+    }
+    for tracked in tracked {
+        if tracked.state == SubagentState::Starting {
             app.log.subagent_runs(tracked.launched.id).await?;
         }
-        if tracked.end.state.is_live() {
+        if tracked.state.is_live() {
             end_cancelled(app, &tracked, tracked.launched.key, "session_close").await?;
         }
         remove(driver, tracked.launched.id).await;
@@ -162,6 +161,9 @@ pub(crate) async fn close(app: &App, session: SessionId) -> Result<(), Error> {
 pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> {
     let Some(driver) = &app.sandboxes else { return Ok(()) };
     let tracked = app.log.subagents_of(session).await?;
+    if tracked.is_empty() {
+        return Ok(());
+    }
     app.log.forget_subagents_of(session).await?;
     for tracked in tracked {
         remove(driver, tracked.launched.id).await;
@@ -170,18 +172,10 @@ pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> 
 }
 
 async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> Result<Cancelled, Error> {
-    let end = SubagentEnd {
-        state: SubagentState::Cancelled,
-        exit_code: None,
-        stdout: String::new(),
-        stderr: String::new(),
-        truncated: false,
-        reason: Some(reason.to_owned()),
-        detail: None,
-    };
+    let left = Left { reason: Some(reason.to_owned()), ..Left::default() };
     let NewSubagent { id, session, .. } = found.launched;
-    let told = event(by, &SubagentCancelled(failed(&found.launched, &end)));
-    match app.log.end_subagent(session, id, end, told).await {
+    let told = event(by, &SubagentCancelled(failed(&found.launched, &left)));
+    match app.log.end_subagent(session, id, SubagentState::Cancelled, left, told).await {
         Ok(()) => Ok(Cancelled::Running),
         Err(Error::PreconditionFailed) => Ok(Cancelled::Ended),
         Err(error) => Err(error),
@@ -194,17 +188,21 @@ async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> 
 /// When the database fails.
 pub(super) async fn collect(app: &App, driver: &Sandboxes, running: &Subagent) -> Result<(), Error> {
     let NewSubagent { id, session, .. } = running.launched;
-    let end = match driver.collect(&id.to_string(), OUTPUT_CAP).await {
+    let ended = match driver.collect(&id.to_string(), OUTPUT_CAP).await {
         Ok(Progress::Running | Progress::NotStarted) => return Ok(()),
-        Ok(Progress::Ended(ended)) => ended_as(ended),
-        Err(sandbox::Error::Gone(detail)) => died(detail),
+        Ok(Progress::Ended(ended)) => ended,
+        // Its container was removed by somebody else.
+        Err(sandbox::Error::Gone(detail)) => {
+            Ended { end: End::Died(detail), stdout: Captured::default(), stderr: Captured::default() }
+        }
         Err(error) => {
             tracing::warn!(subagent = %id, error = %error, "a subagent could not be looked at");
             return Ok(());
         }
     };
-    let told = told(&running.launched, &end);
-    match app.log.end_subagent(session, id, end, told).await {
+    let (state, left) = outcome(ended);
+    let told = told(&running.launched, state, &left);
+    match app.log.end_subagent(session, id, state, left, told).await {
         Ok(()) | Err(Error::PreconditionFailed | Error::NotOpen(_)) => {}
         Err(error) => return Err(error),
     }
@@ -212,7 +210,8 @@ pub(super) async fn collect(app: &App, driver: &Sandboxes, running: &Subagent) -
     Ok(())
 }
 
-fn ended_as(Ended { end, stdout, stderr }: Ended) -> SubagentEnd {
+/// The state in which a subagent ended by itself, and what it has left.
+fn outcome(Ended { end, stdout, stderr }: Ended) -> (SubagentState, Left) {
     let truncated = stdout.dropped > 0 || stderr.dropped > 0;
     let (state, exit_code, reason, detail) = match end {
         End::Exited(0, detail) => (SubagentState::Completed, Some(0), None, detail),
@@ -221,29 +220,16 @@ fn ended_as(Ended { end, stdout, stderr }: Ended) -> SubagentEnd {
         End::Died(detail) => (SubagentState::Failed, None, Some("nonzero_exit"), Some(detail)),
     };
     let reason = reason.map(str::to_owned);
-    SubagentEnd { state, exit_code, stdout: stdout.text, stderr: stderr.text, truncated, reason, detail }
-}
-
-/// The end of a subagent whose container was removed by somebody else.
-fn died(detail: String) -> SubagentEnd {
-    SubagentEnd {
-        state: SubagentState::Failed,
-        exit_code: None,
-        stdout: String::new(),
-        stderr: String::new(),
-        truncated: false,
-        reason: Some("nonzero_exit".to_owned()),
-        detail: Some(detail),
-    }
+    (state, Left { exit_code, stdout: stdout.text, stderr: stderr.text, truncated, reason, detail })
 }
 
 /// The event that reports the end of a subagent that nobody cancelled.
-fn told(launched: &NewSubagent, end: &SubagentEnd) -> NewEvent {
-    match (end.state, end.exit_code) {
+fn told(launched: &NewSubagent, state: SubagentState, left: &Left) -> NewEvent {
+    match (state, left.exit_code) {
         (SubagentState::Completed, Some(exit_code)) => event(
             launched.key,
             &SubagentCompleted {
-                detail: end.detail.clone(),
+                detail: left.detail.clone(),
                 dispatch: Dispatched::Remote,
                 exit_code,
                 harness: launched.harness.clone(),
@@ -251,18 +237,18 @@ fn told(launched: &NewSubagent, end: &SubagentEnd) -> NewEvent {
                 subagent_id: launched.id.to_string(),
             },
         ),
-        _ => event(launched.key, &failed(launched, end)),
+        _ => event(launched.key, &failed(launched, left)),
     }
 }
 
-fn failed(launched: &NewSubagent, end: &SubagentEnd) -> SubagentFailed {
+fn failed(launched: &NewSubagent, left: &Left) -> SubagentFailed {
     SubagentFailed {
-        detail: end.detail.clone(),
+        detail: left.detail.clone(),
         dispatch: Dispatched::Remote,
-        exit_code: end.exit_code,
+        exit_code: left.exit_code,
         harness: launched.harness.clone(),
         model: launched.model.clone(),
-        reason: end.reason.clone(),
+        reason: left.reason.clone(),
         subagent_id: launched.id.to_string(),
     }
 }

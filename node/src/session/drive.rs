@@ -138,6 +138,7 @@ impl Owner {
                 tracing::warn!(session = %self.session, "the lease has run out; another node goes on");
                 return Ended::Stop;
             }
+            let used_tool = !matches!(action, Action::Continue | Action::End(_) | Action::Ask(_));
             match action {
                 Action::Continue | Action::End(_) => {}
                 Action::Ask(request) => {
@@ -155,7 +156,6 @@ impl Owner {
                         return Ended::Stop;
                     };
                     self.turn.mcp_answered(&ctx, reply);
-                    self.renew(&mut ctx, told.ended.len()).await;
                 }
                 Action::Sandbox(tool_use, command) => {
                     let app = Arc::clone(&self.app);
@@ -174,7 +174,6 @@ impl Owner {
                         }
                     };
                     self.turn.sandbox_answered(&ctx, reply);
-                    self.renew(&mut ctx, told.ended.len()).await;
                 }
                 Action::SubagentStatus(asked) => {
                     match sandboxes::subagents::read_status(&self.app, self.session, asked.as_deref()).await {
@@ -187,7 +186,6 @@ impl Owner {
                             return self.retry_later().await;
                         }
                     }
-                    self.renew(&mut ctx, told.ended.len()).await;
                 }
                 Action::Launch(id, launch) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
@@ -198,8 +196,10 @@ impl Owner {
                     };
                     told.running = started.is_ok().then_some(id);
                     self.turn.launched(&ctx, id, &launch, started);
-                    self.renew(&mut ctx, told.ended.len()).await;
                 }
+            }
+            if used_tool {
+                self.renew(&mut ctx, told.ended.len()).await;
             }
         }
     }
@@ -227,8 +227,8 @@ impl Owner {
         Ended::Reload
     }
 
-    /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on, and so
-    /// many `reported` subagents are about to be forgotten.
+    /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on.
+    /// `reported` is the number of subagents whose rows are deleted after the next append.
     async fn renew(&self, ctx: &mut Context<'static>, reported: usize) {
         let Some(key) = self.turn.acting() else { return };
         if let Ok(mut record) = self.app.log.record(self.session, key).await {

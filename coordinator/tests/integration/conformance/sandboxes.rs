@@ -2,10 +2,11 @@
 
 use crate::fixture::Fixture;
 use coordinator::Error;
-use coordinator::log::{ImageState, ImageStatus, NewSubagent, SandboxChange, SandboxState, SubagentEnd, SubagentState};
+use coordinator::log::{ImageState, ImageStatus, NewSubagent, SandboxChange, SandboxState, SubagentState};
 use engine::event::payload::SessionClose;
 use engine::event::{EventNumber, NewEvent};
 use engine::ids::{EventId, KeyId, SandboxId, SessionId, SubagentId};
+use engine::subagent::Left;
 use std::time::Duration;
 
 /// An event of any kind; these cases look at how many there are.
@@ -96,9 +97,8 @@ pub(super) async fn a_sandbox_that_was_left_is_claimed_once(fixture: &Fixture) {
     assert_eq!(unattended().await, []);
 }
 
-fn ended(state: SubagentState) -> SubagentEnd {
-    SubagentEnd {
-        state,
+fn left() -> Left {
+    Left {
         exit_code: Some(3),
         stdout: "out \u{1}".to_owned(),
         stderr: "err".to_owned(),
@@ -120,7 +120,7 @@ pub(super) async fn a_subagent_ends_once(fixture: &Fixture) {
     };
     assert_eq!(counts().await, (1, 1));
     let before = count(fixture, session).await;
-    let end = || fixture.log.end_subagent(session, id, ended(SubagentState::Failed), event(key));
+    let end = || fixture.log.end_subagent(session, id, SubagentState::Failed, left(), event(key));
     assert!(matches!(end().await, Err(Error::PreconditionFailed)), "the log does not say yet that it runs");
     fixture.log.subagent_runs(id).await.unwrap();
     let ends = futures_util::future::join_all((0..10).map(|_| end())).await;
@@ -128,8 +128,8 @@ pub(super) async fn a_subagent_ends_once(fixture: &Fixture) {
     assert_eq!(count(fixture, session).await, before + 1);
     assert_eq!(counts().await, (1, 0));
     let [known] = &fixture.log.subagents_of(session).await.unwrap()[..] else { panic!("one") };
-    assert_eq!((known.launched.harness.as_str(), known.end.state), ("claude", SubagentState::Failed));
-    assert_eq!((known.end.stdout.as_str(), known.end.exit_code, known.end.truncated), ("out \u{1}", Some(3), true));
+    assert_eq!((known.launched.harness.as_str(), known.state), ("claude", SubagentState::Failed));
+    assert_eq!((known.left.stdout.as_str(), known.left.exit_code, known.left.truncated), ("out \u{1}", Some(3), true));
     assert!(fixture.log.live_subagents().await.unwrap().is_empty());
     fixture.log.forget_subagent(id).await.unwrap();
     assert_eq!(counts().await, (0, 0));
