@@ -35,6 +35,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/admin/v1/keys", get(keys::list).post(keys::create))
         .route("/admin/v1/keys/{id}", delete(keys::revoke))
         .route("/admin/v1/sessions", get(sessions::list))
+        .route("/admin/v1/sessions/{id}", delete(sessions::close))
         .route("/admin/v1/sessions/{id}/events", get(sessions::events))
         .route("/admin/v1/sessions/{id}/owner", get(sessions::owner))
         .route("/admin/v1/nodes", get(sessions::nodes))

@@ -32,6 +32,7 @@ const CHAIN: Sql = sql!(
      WHERE session = $1 AND kind = 'provider.request' AND number >= $2 AND number < $3 ORDER BY number"
 );
 const NUMBER: Sql = sql!("SELECT number FROM events WHERE id = $1 AND session = $2");
+const OPENED_BY: Sql = sql!("SELECT client_key FROM events WHERE session = $1 AND number = 1");
 const COMPLETED: Sql = sql!(
     "SELECT payload FROM events WHERE session = $1 AND kind = 'session.compaction.completed' ORDER BY number DESC LIMIT 1"
 );
@@ -152,6 +153,15 @@ impl Log {
     pub async fn number_of(&self, session: SessionId, event: EventId) -> Result<Option<EventNumber>, Error> {
         let row = self.db.read(&NUMBER).bind(event.0.as_slice()).bind(session.0.as_slice()).optional().await?;
         row.map(|row| Ok(EventNumber(row.get("number")?))).transpose()
+    }
+
+    /// The client key that opened the session; none if there is no such session.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn opened_by(&self, session: SessionId) -> Result<Option<KeyId>, Error> {
+        let row = self.db.read(&OPENED_BY).bind(session.0.as_slice()).optional().await?;
+        row.map(|row| KeyId::read(&row, "client_key")).transpose()
     }
 
     /// Computes the session's turn from its log: from the newest completed compaction on, or from the beginning if

@@ -1,7 +1,7 @@
 //! The params of the methods (docs/api.md 13). They are parsed after the checks of the caller and the session have
 //! passed.
 
-use crate::ids::{EventId, SubagentId};
+use crate::ids::SubagentId;
 use crate::json::{self, Object, Raw};
 use crate::message::Role;
 use crate::rpc::RpcError;
@@ -124,9 +124,10 @@ pub fn compact(params: &Raw) -> Result<Option<String>, RpcError> {
 /// Params of `session.subscribe`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Subscribe {
-    /// First replay the events after this one.
+    /// First replay the events after this one. A text that is not the id of an event replays the whole log, as the id of
+    /// an event of another session does (docs/api.md 3.9).
     #[serde(default)]
-    pub since_event_id: Option<EventId>,
+    pub since_event_id: Option<String>,
     /// Whether events that clients made are forwarded live. If missing, the server's setting decides (docs/api.md 3.9).
     #[serde(default)]
     pub include_client_events: Option<bool>,

@@ -9,6 +9,9 @@ use serde::de::DeserializeOwned;
 /// Bytes of a body at most: a profile with thousands of tools fits.
 pub(super) const MAX_BODY: usize = 1 << 20;
 
+/// Bytes of a name at most, whichever database keeps it (docs/api.md 10).
+const MAX_NAME: usize = 255;
+
 /// Reads a JSON body.
 ///
 /// # Errors
@@ -17,11 +20,22 @@ pub(super) async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -
     body::json(headers, body, MAX_BODY).await
 }
 
-/// Checks that a text of a body can be a name.
+/// Checks a name: a text of at most 255 bytes.
 ///
 /// # Errors
 /// `bad_request`, which names the field.
 pub(super) fn check_name(field: &str, text: &str) -> Result<(), Problem> {
+    if text.len() > MAX_NAME {
+        return Err(Problem::bad_request(format!("{field} has {} bytes; at most {MAX_NAME} are allowed", text.len())));
+    }
+    check_text(field, text)
+}
+
+/// Checks that a text says something and can be stored.
+///
+/// # Errors
+/// `bad_request`, which names the field.
+pub(super) fn check_text(field: &str, text: &str) -> Result<(), Problem> {
     if text.trim().is_empty() {
         return Err(Problem::bad_request(format!("{field} must not be blank")));
     }

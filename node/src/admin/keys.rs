@@ -63,7 +63,7 @@ impl KeyView {
 pub(super) async fn create(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     let sent: Sent = body::read(&headers, body).await?;
     check_name("name", &sent.name)?;
-    let profile = sent.profile_id.parse().map_err(|_| Problem::bad_request("profile_id is not the id of a profile"))?;
+    let profile = sent.profile_id.parse().map_err(|_| Problem::profile_for_key_missing())?;
     let secret = Kind::Client.generate()?;
     let prefix = visible_prefix(&secret);
     let made = app.accounts().create_key(sent.name, prefix, digest(secret.expose_secret()), profile).await;

@@ -1,6 +1,6 @@
 //! Profiles: making, listing, showing, replacing and deleting them.
 
-use super::body::{self, check_name};
+use super::body::{self, check_name, check_text};
 use crate::app::App;
 use crate::http::pagination::{Items, Page};
 use crate::http::path_id::{Id, Named};
@@ -60,7 +60,7 @@ impl ProfileView {
 async fn sent(headers: &HeaderMap, body: Body) -> Result<ProfileFields, Problem> {
     let sent: Sent = body::read(headers, body).await?;
     check_name("name", &sent.name)?;
-    check_name("primary_provider", &sent.primary_provider)?;
+    check_text("primary_provider", &sent.primary_provider)?;
     let lists = [
         ("fallback_providers", &sent.fallback_providers),
         ("mcp_servers", &sent.mcp_servers),
@@ -68,7 +68,7 @@ async fn sent(headers: &HeaderMap, body: Body) -> Result<ProfileFields, Problem>
         ("available_sandboxes", &sent.available_sandboxes),
     ];
     for (field, list) in lists {
-        list.iter().try_for_each(|text| check_name(&format!("an entry of {field}"), text))?;
+        list.iter().try_for_each(|text| check_text(&format!("an entry of {field}"), text))?;
     }
     Ok(ProfileFields {
         name: sent.name,

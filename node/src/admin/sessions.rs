@@ -4,9 +4,10 @@ use crate::app::App;
 use crate::http::pagination::{Items, Page, pairs};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
+use crate::session::close;
 use axum::Json;
 use axum::extract::State;
-use axum::http::Uri;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::{self, ListedSession};
@@ -47,6 +48,17 @@ pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<I
         state.transpose().map_err(|error: accounts::UnknownState| Problem::invalid_query_value("state", error))?;
     let (sessions, next) = app.accounts().sessions(state, page.cursor, page.limit).await?;
     Ok(Json(Items::new(sessions.into_iter().map(SessionView::new).collect(), next)))
+}
+
+/// Closes a session as its own client would, whatever runs in it.
+pub(super) async fn close(State(app): State<Arc<App>>, Id(session): Id<SessionId>) -> Result<StatusCode, Problem> {
+    let opener = app.log.opened_by(session).await?.ok_or_else(SessionId::absent)?;
+    close::close(&app, session, opener, "admin_close").await.map_err(|error| match error {
+        Error::NotOpen(state) => Problem::session_already(state),
+        error => error.into(),
+    })?;
+    tracing::info!(session.id = %session, "session closed by an administrator");
+    Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn events(

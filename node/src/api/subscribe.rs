@@ -9,7 +9,7 @@ use axum::response::Response;
 use coordinator::feed::{Head, LogStatus};
 use coordinator::reader::Reader;
 use engine::event::EventNumber;
-use engine::ids::{KeyId, SessionId};
+use engine::ids::{EventId, KeyId, SessionId};
 use engine::json::Raw;
 use engine::params::{self, Subscribe};
 use engine::rpc::{self, RpcError};
@@ -53,10 +53,12 @@ pub(super) fn unsubscribe(caller: &Caller, params: &Raw) -> Answer {
 async fn open(app: &App, session: SessionId, params: &Raw) -> Result<(Reader, EventNumber, bool), RpcError> {
     let Subscribe { since_event_id, include_client_events } = Subscribe::parse(params)?;
     let (mut reader, row) = app.cluster.open_reader(&app.log, session).await.map_err(|error| failed(&error))?;
-    if let Some(event) = since_event_id {
-        let number = app.log.number_of(session, event).await.map_err(|error| failed(&error))?;
-        let unknown = || RpcError::invalid_params("since_event_id is not an event of this session");
-        reader.seek(number.ok_or_else(unknown)?);
+    if let Some(since) = since_event_id {
+        let number = match since.parse::<EventId>() {
+            Ok(event) => app.log.number_of(session, event).await.map_err(|error| failed(&error))?,
+            Err(_) => None,
+        };
+        reader.seek(number.unwrap_or(EventNumber::START));
     }
     Ok((reader, row.head, include_client_events.unwrap_or(app.config.forward_client_events)))
 }

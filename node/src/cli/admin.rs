@@ -143,6 +143,11 @@ enum Session {
         /// Its id
         id: SessionId,
     },
+    /// Close one, whatever runs in it
+    Close {
+        /// Its id
+        id: SessionId,
+    },
 }
 
 #[derive(clap::Subcommand)]
@@ -373,6 +378,10 @@ async fn session(client: &Client, command: Session) -> Result<Output, Failure> {
         Session::List { state: Some(state) } => items(client, &SESSION, &format!("sessions?state={state}")).await,
         Session::Owner { id } => Ok(Output::Object(&OWNER, client.get(&format!("sessions/{id}/owner")).await?)),
         Session::Events { id } => items(client, &EVENT, &format!("sessions/{id}/events")).await,
+        Session::Close { id } => {
+            client.send("DELETE", &format!("sessions/{id}"), None).await?;
+            Ok(Output::Message(format!("closed {id}")))
+        }
     }
 }
 

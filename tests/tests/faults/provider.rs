@@ -37,7 +37,7 @@ async fn useless_answers_fall_back() {
             of_type(&events, "provider.response").iter().map(|event| &event["payload"]).collect();
         assert_eq!((&responses[0]["ok"], &responses[1]["ok"]), (&json!(false), &json!(true)), "{shown}");
         assert!(responses[0]["error"].as_str().is_some_and(|text| !text.is_empty()), "{shown}: {}", responses[0]);
-        assert_eq!((&responses[0]["attempt"], &responses[1]["kind"]), (&json!(1), &json!("fallback")), "{shown}");
+        assert_eq!((&responses[0]["attempt"], &responses[1]["kind"]), (&json!(0), &json!("fallback")), "{shown}");
         assert_eq!(of_type(&events, "session.error").len(), 1, "{shown}");
         assert_all_paired(&fixture.provider);
     }

@@ -3,6 +3,7 @@
 use super::golden;
 use serde_json::{Value, json};
 use tests::fixture::{Fixture, Plan};
+use tests::provider::Answer;
 use tests::server::ADMIN_KEY;
 use tests::transcript::Transcript;
 
@@ -87,11 +88,14 @@ async fn keys() {
         json!({"name": "", "profile_id": fixture.profile}),
         json!({"name": "x"}),
         json!({"name": "x", "profile_id": 1}),
+        json!({"name": "é".repeat(128), "profile_id": fixture.profile}),
     ] {
         t.rest(api, "POST", path, ADMIN_KEY, Some(body)).await.problem(400, "bad_request");
     }
-    let unknown = json!({"name": "x", "profile_id": "pro_00000000000000000000000000000000"});
-    t.rest(api, "POST", path, ADMIN_KEY, Some(unknown)).await.problem(422, "profile_unavailable");
+    for unknown in ["pro_00000000000000000000000000000000", "nonsense", ""] {
+        let body = json!({"name": "x", "profile_id": unknown});
+        t.rest(api, "POST", path, ADMIN_KEY, Some(body)).await.problem(422, "profile_unavailable");
+    }
 
     t.note("revoking: the key, its session keys and the session that nobody else holds end at once");
     let watcher = session.subscribe(None).await;
@@ -147,6 +151,23 @@ async fn sessions_and_lists() {
         .await
         .problem(404, "not_found");
     t.rest(api, "GET", "/admin/v1/sessions?state=half-open", ADMIN_KEY, None).await.problem(400, "bad_request");
+    t.note("closing one while its turn runs");
+    let running = fixture.driver().await;
+    let _held = fixture.provider.hold(Answer::text("too late"));
+    let call = running.start_send("go").await;
+    running.until_last("provider.request").await;
+    let path = format!("/admin/v1/sessions/{}", running.id);
+    t.rest(api, "DELETE", &path, ADMIN_KEY, None).await.expect(204);
+    call.finish().await;
+    let last = fixture.admin.events(&running.id).await.pop().unwrap();
+    assert_eq!(last["client_key_id"], fixture.key.id.as_str());
+    t.value("the log's end", &last);
+    t.rest(api, "DELETE", &path, ADMIN_KEY, None).await.problem(409, "session_closed");
+    for unknown in ["ses_00000000000000000000000000000000", "nonsense"] {
+        t.rest(api, "DELETE", &format!("/admin/v1/sessions/{unknown}"), ADMIN_KEY, None)
+            .await
+            .problem(404, "not_found");
+    }
     t.note("paging, the same for every list");
     for path in [
         "/admin/v1/profiles",

@@ -162,6 +162,7 @@ async fn call_the_rest(fixture: &Fixture, client: &mut Document, admin: &mut Doc
         ("PUT", &one),
         ("DELETE", &one),
         ("GET", "/admin/v1/sessions"),
+        ("DELETE", "/admin/v1/sessions/x"),
         ("GET", &events),
         ("GET", &owner),
         ("GET", "/admin/v1/nodes"),

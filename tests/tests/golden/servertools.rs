@@ -1,7 +1,7 @@
 //! Tools that the server dispatches itself.
 
 use super::golden;
-use serde_json::json;
+use serde_json::{Value, json};
 use tests::client::of_type;
 use tests::fixture::Plan;
 use tests::mcp::{Kind, Mcp, Outcome};
@@ -90,7 +90,10 @@ async fn tools_with_nobody_behind_them() {
     assert!(results[0].contains("MCP error: no MCP server is configured for tool 'nothing'"), "{results:?}");
     let no_sandbox = "sandbox error: no remote sandbox is running for tool 'sh'; call session.startRemoteSandbox first";
     assert!(results[1].contains(no_sandbox), "{results:?}");
-    assert!(of_type(&events, "mcp.request").is_empty(), "nothing was asked");
+    let asked = of_type(&events, "mcp.request");
+    assert_eq!((asked.len(), &asked[0]["payload"]["server_name"]), (1, &Value::Null), "docs/api.md 6");
+    let answered = &of_type(&events, "mcp.response")[0]["payload"];
+    assert_eq!((&answered["server_name"], &answered["ok"]), (&Value::Null, &json!(false)));
     assert!(results.iter().all(|r| r.contains(r#""is_error":true"#)));
     golden("tools_unserved", t);
 }

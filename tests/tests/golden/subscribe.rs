@@ -44,6 +44,22 @@ async fn live_replay_and_the_filter() {
     golden("subscribe", t);
 }
 
+/// Client libraries start with an id that the session does not hold (docs/api.md 3.9).
+#[tokio::test]
+async fn an_unknown_id_replays_the_whole_log() {
+    let fixture = Fixture::start().await;
+    let (session, other) = (fixture.driver().await, fixture.driver().await);
+    session.send("hello").await.text();
+    let (log, elsewhere) = (session.events().await, other.events().await);
+    let unknown = "evt_00000000000000000000000000000000";
+    for since in ["", "nonsense", unknown, elsewhere[0]["id"].as_str().unwrap()] {
+        let mut replay = session.subscribe(Some(since)).await;
+        for event in &log {
+            assert_eq!(&replay.next().await.unwrap()["params"], event, "{since:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn client_events_by_default() {
     let fixture = Plan::default().env("BAE_FORWARD_CLIENT_EVENTS", "1").start().await;

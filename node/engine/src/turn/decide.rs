@@ -125,7 +125,7 @@ impl Turn {
         let compaction = last.is_some();
         let (messages, normalized) = self.history.upstream(last);
         Request {
-            attempt: 1,
+            attempt: 0,
             kind: Kind::Primary,
             entry: entry.name.clone(),
             wire: entry.wire,
@@ -149,7 +149,9 @@ impl Turn {
 
     /// Makes the same request to the next fallback provider. Without one, the compaction or the session fails.
     fn next_fallback(&mut self, ctx: &Context<'_>, key: KeyId, failed: &Request) {
-        let fallback = ctx.fallbacks.get(failed.attempt as usize - 1);
+        // A log of an earlier version counts attempts from 1.
+        let tried = if failed.kind == Kind::Primary { 0 } else { failed.attempt as usize };
+        let fallback = ctx.fallbacks.get(tried);
         match fallback {
             Some(entry) => {
                 let request = Request {
@@ -165,10 +167,10 @@ impl Turn {
                 self.make_request(ctx, key, request);
             }
             None if failed.compaction => {
-                self.stage = Stage::Compacted(Err(format!("all {} providers failed", failed.attempt)));
+                self.stage = Stage::Compacted(Err(format!("all {} providers failed", failed.attempt + 1)));
             }
             None => {
-                self.fail(ctx, key, &SessionError::all_providers_failed(failed.attempt), Outcome::Unavailable);
+                self.fail(ctx, key, &SessionError::all_providers_failed(failed.attempt + 1), Outcome::Unavailable);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::ids::{CallId, EventId, KeyId};
 use crate::json::{Object, Raw};
 use crate::message::Role;
 use crate::provider::Usage;
-use crate::request::{DeltaChain, Request};
+use crate::request::{DeltaChain, Kind, Request};
 use crate::round::{Round, Running, ToolResult, ToolUse};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Turn {
     fn requested(&mut self, request: &Arc<Request>) {
         if let Some((_, call)) = &mut self.call
             && !request.compaction
-            && request.attempt == 1
+            && request.kind == Kind::Primary
         {
             call.rounds += 1;
         }

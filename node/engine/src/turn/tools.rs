@@ -43,7 +43,7 @@ impl Turn {
             return self.under_way(ctx, key, tool_use, running);
         }
         match (tool_use.dispatch, &tool_use.server_name) {
-            (Dispatch::Mcp, Some(server)) => {
+            (Dispatch::Mcp | Dispatch::Client, server) => {
                 let request = McpRequest {
                     method: "tools/call".to_owned(),
                     server_name: server.clone(),
@@ -51,11 +51,11 @@ impl Turn {
                     input: tool_use.input.clone(),
                 };
                 self.log(ctx, key, &request);
-                Some(Action::Mcp(tool_use))
-            }
-            (Dispatch::Mcp, None) | (Dispatch::Client, _) => {
-                let text = format!("MCP error: no MCP server is configured for tool '{}'", tool_use.name);
-                self.tool_answered(ctx, key, &tool_use, true, text_content(&text));
+                if server.is_some() {
+                    return Some(Action::Mcp(tool_use));
+                }
+                let error = format!("no MCP server is configured for tool '{}'", tool_use.name);
+                self.mcp_answered(ctx, McpReply::Failed(error));
                 None
             }
             (Dispatch::Sandbox, _) => self.run_command(ctx, key, tool_use),

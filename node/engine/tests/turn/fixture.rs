@@ -248,7 +248,7 @@ impl<'a> Fixture<'a> {
             self.log.push(committed(number, Some(id), event.clone()));
             if let Payload::Request(request) = &event.payload {
                 self.stored.insert(number, request.store(chain.as_ref()));
-                if request.attempt == 1 && !request.compaction {
+                if request.attempt == 0 && !request.compaction {
                     requests::offers(request, peers::offered(self.op.tools));
                 }
                 let loaded = self.load(number);

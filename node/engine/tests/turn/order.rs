@@ -90,8 +90,8 @@ impl<'a> Reader<'a> {
 
     /// One walk over the providers: the answer's payload, or how many attempts failed.
     pub(crate) fn walk(&mut self, purpose: bool, seen: &mut Seen) -> Result<Result<Fields, usize>, Cut> {
-        for attempt in 1..=self.providers {
-            let kind = if attempt == 1 { "primary" } else { "fallback" };
+        for attempt in 0..self.providers {
+            let kind = if attempt == 0 { "primary" } else { "fallback" };
             let request = self.take(EventType::ProviderRequest)?;
             let response = self.take(EventType::ProviderResponse)?;
             for payload in [&request, &response] {
@@ -99,11 +99,11 @@ impl<'a> Reader<'a> {
                 assert!(payload.is("kind", kind) && payload.has("purpose") == purpose, "{payload:?}");
             }
             assert_eq!(request.raw("provider"), response.raw("provider"));
-            seen.add("fallbacks", usize::from(attempt > 1));
+            seen.add("fallbacks", usize::from(attempt > 0));
             if response.bool("ok") {
                 return Ok(Ok(response));
             }
-            if attempt == 1 && !purpose {
+            if attempt == 0 && !purpose {
                 let failed = self.error("provider_call_failed")?;
                 assert_eq!(failed.raw("detail"), response.raw("error"));
                 assert_eq!(failed.raw("provider"), response.raw("provider"));
@@ -354,8 +354,8 @@ fn round(reader: &mut Reader<'_>, response: &Fields, seen: &mut Seen) -> Result<
     assert_eq!(called, asked, "the calls are not those of the answer");
     for (one, call) in uses.iter_mut().zip(&calls).filter(|(one, _)| one.server) {
         match (one.dispatch.as_str(), call.raw("server_name")) {
-            ("mcp", "null") => seen.add("tools nobody offers", 1),
             ("mcp", server) => {
+                seen.add("tools nobody offers", usize::from(server == "null"));
                 let request = reader.take(EventType::McpRequest)?;
                 assert_eq!((request.raw("input"), request.raw("tool")), (call.raw("input"), call.raw("name")));
                 assert!(request.raw("server_name") == server && request.is("method", "tools/call"));

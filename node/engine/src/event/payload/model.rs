@@ -107,7 +107,7 @@ pub struct McpRequest {
     /// Always `tools/call`.
     pub method: String,
     /// The server that is called.
-    pub server_name: String,
+    pub server_name: Option<String>,
     /// The name of the tool.
     pub tool: String,
     /// The arguments, unchanged.

@@ -107,7 +107,7 @@ fn tools() {
     stored(
         &McpRequest {
             method: "tools/call".into(),
-            server_name: "files".into(),
+            server_name: Some("files".into()),
             tool: "echo".into(),
             input: raw(r#"{"n":1e2}"#),
         },
