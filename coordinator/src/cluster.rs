@@ -239,6 +239,22 @@ impl Cluster {
         }
     }
 
+    /// How many sessions this node owns.
+    pub fn owned(&self) -> usize {
+        match self {
+            Cluster::Local(local) => local.owned(),
+            Cluster::Redis(redis) => redis.owned(),
+        }
+    }
+
+    /// Whether Redis answers. None for a single process, which has none.
+    pub fn redis_up(&self) -> Option<bool> {
+        match self {
+            Cluster::Local(_) => None,
+            Cluster::Redis(redis) => Some(redis.up()),
+        }
+    }
+
     /// How many calls that this node has accepted still wait.
     pub fn waiting(&self) -> usize {
         match self {

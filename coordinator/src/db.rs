@@ -66,6 +66,14 @@ impl Db {
         }
     }
 
+    /// How many connections of this process are idle, and how many are used. On SQLite those that read are counted.
+    pub fn connections(&self) -> (usize, usize) {
+        match &self.0 {
+            Engine::Sqlite(sqlite) => sqlite.connections(),
+            Engine::Postgres(postgres) => postgres.pool().connections(),
+        }
+    }
+
     /// The Postgres database, if this is one.
     pub(crate) fn postgres(&self) -> Option<&Arc<Postgres>> {
         match &self.0 {

@@ -17,6 +17,7 @@ pub(crate) use committed::Committed;
 pub(crate) use committed::LARGE;
 pub(crate) use outbox::Notification;
 
+use crate::metrics::metrics;
 use engine::event::{Event, EventNumber};
 use engine::ids::SessionId;
 use engine::outcome::Outcome;
@@ -112,6 +113,7 @@ impl Feeds {
     /// Tells the readers of a session, here and on other nodes, what was committed, and the outcome of the call if it
     /// ended.
     pub fn publish(&self, session: SessionId, events: &[Arc<Event>], status: LogStatus, outcome: Option<Outcome>) {
+        metrics().committed(events);
         self.publish_here(session, events, 0, events.last().map_or(EventNumber::START, |event| event.number), status);
         if let Some(outbox) = &self.outbox {
             let committed = Committed::new(session, events, status, outcome);

@@ -11,6 +11,7 @@ mod db;
 mod error;
 pub mod feed;
 pub mod log;
+pub mod metrics;
 pub mod reader;
 
 pub use db::{Db, PostgresSettings};
@@ -19,6 +20,15 @@ pub use error::Error;
 /// The 16 bytes of a new id: a UUIDv7, so that ids made on one node sort by creation (docs/api.md 1.1).
 pub fn fresh_id() -> [u8; 16] {
     uuid::Uuid::now_v7().into_bytes()
+}
+
+/// How long ago an id was made, by the clocks of the node that made it and of this one. Zero where they contradict each
+/// other.
+pub fn age(id: &[u8; 16]) -> std::time::Duration {
+    use std::time::{Duration, SystemTime};
+    let made = id[..6].iter().fold(0, |millis, byte| millis << 8 | u64::from(*byte));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_millis(made))
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -18,6 +18,7 @@ mod read;
 mod requests;
 mod sandboxes;
 mod sessions;
+mod statistics;
 mod subagents;
 
 pub use append::{Append, CallRow, Side};
@@ -28,6 +29,7 @@ pub use lifecycle::{NewSession, RemainingClients};
 pub use read::Page;
 pub use sandboxes::{BUSY, Sandbox, SandboxChange, SandboxState};
 pub use sessions::{Admission, Record, Row, State};
+pub use statistics::Statistics;
 pub use subagents::{NewSubagent, Subagent, SubagentState};
 
 use crate::feed::Feeds;

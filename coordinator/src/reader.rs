@@ -6,6 +6,7 @@
 use crate::Error;
 use crate::feed::{Feed, Head, RenderedEvent};
 use crate::log::{Log, Row};
+use crate::metrics::metrics;
 use engine::event::EventNumber;
 use engine::ids::SessionId;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ pub struct Reader {
     feed: Arc<Feed>,
     head: watch::Receiver<Head>,
     seen: EventNumber,
+    /// Whether the reader has been at the end of the log. Then the feed should have what follows.
+    live: bool,
 }
 
 impl Reader {
@@ -40,12 +43,13 @@ impl Reader {
         announced.await;
         let row = log.row(session).await?;
         feed.advance(row.head, row.state.log_status());
-        Ok((Reader { log: log.clone(), session, feed, head, seen: row.head }, row))
+        Ok((Reader { log: log.clone(), session, feed, head, seen: row.head, live: true }, row))
     }
 
     /// Moves to the position after the event with this number.
     pub fn seek(&mut self, seen: EventNumber) {
         self.seen = seen;
+        self.live = false;
     }
 
     /// The number of the event that was read last.
@@ -73,9 +77,18 @@ impl Reader {
             return Ok(Vec::new());
         }
         let mut events = match self.feed.after(self.seen) {
-            Some(events) => events,
+            Some(events) => {
+                self.live = true;
+                events
+            }
             None if self.head().number.since(self.seen) > u64::from(PAGE) => self.read_page().await?,
-            None => self.feed.share_page(self.seen, || self.read_page()).await?,
+            None => {
+                let events = self.feed.share_page(self.seen, || self.read_page()).await?;
+                if self.live {
+                    metrics().feed_gaps.add(events.len() as u64, &[]);
+                }
+                events
+            }
         };
         events.retain(|rendered| rendered.event.number <= last);
         if let Some(newest) = events.last() {

@@ -8,6 +8,7 @@ use crate::config::{Config, resolve};
 use crate::http::auth::Auth;
 use crate::mcp::{self, Mcp};
 use crate::provider::Providers;
+use crate::telemetry::metrics::Level;
 use anyhow::Context;
 use coordinator::Db;
 use coordinator::accounts::Accounts;
@@ -49,6 +50,10 @@ pub(crate) struct App {
     pub stop: CancellationToken,
     /// Cancelled when running turns are given up and left to the next owner of their session.
     pub halt: CancellationToken,
+    /// The calls that run here.
+    pub running_turns: Level,
+    /// The subscriptions and calls that stream from here.
+    pub open_streams: Level,
     /// Keys that were revoked while this node ran; their streams end.
     revoked: watch::Sender<Arc<HashSet<KeyId>>>,
     /// Sessions that this node is closing just now.
@@ -97,6 +102,8 @@ impl App {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             halt: CancellationToken::new(),
+            running_turns: Level::default(),
+            open_streams: Level::default(),
             revoked: watch::Sender::default(),
             closing: Mutex::default(),
             cached_history: AtomicUsize::new(0),

@@ -20,7 +20,7 @@ pub(crate) use placeholder::resolve;
 pub(crate) use registry::{Provider, default_base_url};
 pub(crate) use sandbox::{Sandbox, SandboxDriver, docker_host};
 pub(crate) use source::{Environment, Flags, ProcessEnvironment};
-pub(crate) use telemetry::Telemetry;
+pub(crate) use telemetry::{Protocol, Telemetry};
 
 use crate::mcp::ServerConfig;
 use crate::secret::Kind;
@@ -122,8 +122,11 @@ pub(crate) struct Config {
     /// `BAE_LOG_FORMAT`, `--log-format`: `text` or `json`. Default `text`.
     pub(crate) log_format: LogFormat,
     /// `BAE_OTEL_LOG`: which spans are exported, as a filter. Default `info`.
-    #[expect(dead_code, reason = "accepted and checked; nothing is exported yet")]
+    #[expect(dead_code, reason = "accepted and checked; spans are not exported yet")]
     pub(crate) otel_log: String,
+    /// `BAE_METRICS_ADDR`, `--metrics-addr`: the port on which Prometheus reads the metrics. Default: none, which `off`
+    /// says too.
+    pub(crate) metrics_addr: Option<SocketAddr>,
     /// `BAE_SHUTDOWN_TIMEOUT`: seconds that running turns have to end after a stop signal. Default 30.
     pub(crate) shutdown_timeout: Duration,
     /// `BAE_TURN_TIMEOUT`: seconds that a paused turn waits for its client. Default 120.
@@ -166,7 +169,7 @@ impl fmt::Debug for Config {
 }
 
 /// The keys of `[server]`. `BAE_ADMIN_KEY` is not among them, so that the admin key stays out of the file.
-const SETTINGS: [&str; 32] = [
+const SETTINGS: [&str; 33] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
@@ -180,6 +183,7 @@ const SETTINGS: [&str; 32] = [
     "log",
     "log_format",
     "otel_log",
+    "metrics_addr",
     "shutdown_timeout",
     "turn_timeout",
     "max_turn_iterations",
@@ -245,6 +249,7 @@ impl Config {
             log: filter(&settings, "log")?,
             log_format: settings.parsed("log_format", "text or json", log_format)?.unwrap_or(LogFormat::Text),
             otel_log: filter(&settings, "otel_log")?,
+            metrics_addr: metrics_addr(&settings)?,
             shutdown_timeout: settings.seconds_or_zero("shutdown_timeout", 30)?,
             turn_timeout: settings.seconds("turn_timeout", 120)?,
             max_turn_iterations: settings.count("max_turn_iterations", 8)?,
@@ -262,6 +267,11 @@ impl Config {
             telemetry: file.telemetry.check()?,
             environment,
         })
+    }
+
+    /// Whether anybody reads the metrics of this node.
+    pub(crate) fn has_metrics(&self) -> bool {
+        self.metrics_addr.is_some() || self.telemetry.enabled && self.telemetry.metrics
     }
 
     /// The provider of that name.
@@ -288,6 +298,11 @@ fn admin_addr(settings: &Settings<'_>) -> Result<SocketAddr, Usage> {
         )));
     }
     Ok(addr)
+}
+
+fn metrics_addr(settings: &Settings<'_>) -> Result<Option<SocketAddr>, Usage> {
+    let none_or = |text: &str| if text == "off" { Some(None) } else { address(text).map(Some) };
+    Ok(settings.parsed("metrics_addr", "IP:PORT, like 127.0.0.1:9464, or off", none_or)?.flatten())
 }
 
 fn admin_key(settings: &Settings<'_>) -> Result<AdminKey, Usage> {

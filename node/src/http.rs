@@ -7,6 +7,7 @@
 pub(crate) mod auth;
 pub(crate) mod body;
 pub(crate) mod event_page;
+pub(crate) mod measured;
 pub(crate) mod pagination;
 pub(crate) mod path_id;
 pub(crate) mod problem;

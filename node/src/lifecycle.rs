@@ -7,6 +7,8 @@
 
 use crate::app::App;
 use crate::config::Config;
+use crate::export::{self, Export};
+use crate::http::measured::measured;
 use crate::sandboxes;
 use crate::session;
 use axum::Router;
@@ -36,6 +38,8 @@ pub(crate) struct Ports {
     pub(crate) client: TcpListener,
     /// The admin port.
     pub(crate) admin: TcpListener,
+    /// The port on which metrics are read, if one is configured.
+    pub(crate) metrics: Option<TcpListener>,
 }
 
 /// What comes with the coordination when it is made: channels that a task of the node must read, and a task that must
@@ -72,7 +76,13 @@ async fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
 ///
 /// # Errors
 /// When a port cannot be served.
-pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: CancellationToken) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    config: Config,
+    db: Db,
+    ports: Ports,
+    export: Export,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let (app, work) = assemble(config, db).await?;
     let background = TaskTracker::new();
     background.spawn(session::serve_all(Arc::clone(&app), work.leases));
@@ -87,21 +97,23 @@ pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: Cancellation
     background.spawn(sandboxes::reconcile::run(Arc::clone(&app)));
     let (auth, stopped) = (app.auth.clone(), app.stop.clone());
     background.spawn(async move { auth.write_uses(stopped).await });
+    background.spawn(export::observe(Arc::clone(&app)));
     background.close();
     let address =
         |listener: &TcpListener| listener.local_addr().map_or_else(|e| e.to_string(), |addr| addr.to_string());
     tracing::info!(
         client.addr = address(&ports.client),
         admin.addr = address(&ports.admin),
+        metrics.addr = ports.metrics.as_ref().map(address),
         database = %app.config.database,
         node = app.cluster.node(),
         "serving"
     );
-    if app.config.telemetry.enabled {
-        tracing::warn!("[telemetry] is enabled, but this version exports nothing yet");
-    }
-    let clients = serve(ports.client, crate::api::router(Arc::clone(&app)), app.halt.clone());
-    let admin = serve(ports.admin, crate::admin::router(Arc::clone(&app)), app.halt.clone());
+    let measured = |router, port| if app.config.has_metrics() { measured(router, port) } else { router };
+    let clients = measured(crate::api::router(Arc::clone(&app)), "client");
+    let admin = measured(crate::admin::router(Arc::clone(&app)), "admin");
+    let clients = serve(ports.client, clients, app.halt.clone());
+    let admin = serve(ports.admin, admin, app.halt.clone());
     let drained = async {
         stop.cancelled().await;
         tracing::info!("stopping: running turns have {} s to end", app.config.shutdown_timeout.as_secs());
@@ -115,12 +127,19 @@ pub(crate) async fn run(config: Config, db: Db, ports: Ports, stop: Cancellation
         let _ = tokio::time::timeout(LAST_GRACE, app.tasks.wait()).await;
         Ok(())
     };
-    tokio::try_join!(clients, admin, drained)?;
+    let scraped = async {
+        match ports.metrics {
+            Some(listener) => export.serve(listener, app.halt.clone()).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(clients, admin, scraped, drained)?;
     // Only now, because the cluster offers to other nodes what was given up until now.
     left.cancel();
     background.wait().await;
     app.mcp.shutdown().await;
     app.db.close().await;
+    export.shutdown().await;
     Ok(())
 }
 

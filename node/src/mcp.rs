@@ -26,17 +26,19 @@ mod wire;
 pub(crate) use content::content_blocks;
 pub(crate) use server::{Resolve, ServerConfig, Transport};
 
+use crate::telemetry::metrics::metrics;
 use connection::{Connection, Connector, Fault, Reply};
 use engine::ids::SessionId;
 use engine::json::Raw;
 use engine::toolbox::McpTool;
 use futures_util::future::join_all;
+use opentelemetry::KeyValue;
 use pool::Pool;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -138,7 +140,13 @@ impl Mcp {
                 distinct.push(server);
             }
         }
-        let lists = join_all(distinct.iter().map(|server| self.list_tools(session, server))).await;
+        let list = async |server| {
+            let begun = Instant::now();
+            let listed = self.list_tools(session, server).await;
+            measured("tools/list", begun, listed.is_err().then_some("_OTHER"));
+            listed
+        };
+        let lists = join_all(distinct.iter().map(|server| list(server))).await;
         let mut owners = HashMap::new();
         let mut offered = Vec::new();
         for (server, list) in distinct.iter().zip(lists) {
@@ -190,7 +198,19 @@ impl Mcp {
         input: &RawValue,
         trace: Option<&str>,
     ) -> CallOutcome {
-        match self.attempt(session, server, tool, input, trace).await {
+        let begun = Instant::now();
+        let outcome = self.attempt(session, server, tool, input, trace).await;
+        measured(
+            "tools/call",
+            begun,
+            match &outcome {
+                Ok(Reply { is_error: false, .. }) => None,
+                Ok(Reply { is_error: true, .. }) => Some("tool_error"),
+                Err(Fault::Refused(_)) => Some("refused"),
+                Err(Fault::Lost(_) | Fault::Unsent(_)) => Some("_OTHER"),
+            },
+        );
+        match outcome {
             Ok(Reply { result, is_error }) => CallOutcome::Ok { result, is_error },
             Err(error) => CallOutcome::Failed { error: format!("server '{}': {error}", server.name) },
         }
@@ -242,10 +262,25 @@ impl Mcp {
         }
     }
 
+    /// How many connections are live.
+    pub(crate) fn live(&self) -> usize {
+        self.inner.pool.live()
+    }
+
     /// Whether a server of the session is connected here. Such a connection may hold state that cannot move to another
     /// node.
     pub(crate) fn connected(&self, session: SessionId) -> bool {
         self.inner.pool.connected(session)
+    }
+}
+
+/// Records how long a request to a server took, and why it failed if it did.
+fn measured(method: &'static str, begun: Instant, error: Option<&'static str>) {
+    let method = KeyValue::new("mcp.method.name", method);
+    let time = begun.elapsed();
+    match error {
+        None => metrics().mcp_duration.record(time, &[method]),
+        Some(error) => metrics().mcp_duration.record(time, &[method, KeyValue::new("error.type", error)]),
     }
 }
 

@@ -5,6 +5,7 @@
 //! configured host only.
 
 use crate::config::{Config, Environment, Provider, resolve};
+use crate::telemetry::model::{ModelLabels, Outcome, Usage};
 use backon::BackoffBuilder;
 use bytes::Bytes;
 use engine::json;
@@ -31,6 +32,9 @@ pub(crate) struct Providers {
     http: reqwest::Client,
     entries: HashMap<String, Provider>,
     environment: Arc<dyn Environment>,
+    labels: HashMap<String, ModelLabels>,
+    /// Whether anybody reads what is measured.
+    measured: bool,
 }
 
 /// Why one HTTP request failed.
@@ -52,7 +56,16 @@ impl Providers {
             .tcp_nodelay(true)
             .build()?;
         let entries = config.providers.iter().map(|provider| (provider.entry.name.clone(), provider.clone())).collect();
-        Ok(Self { http, entries, environment: Arc::clone(&config.environment) })
+        let labels = config.providers.iter().map(|Provider { entry, .. }| {
+            (entry.name.clone(), ModelLabels::new(entry.wire, &entry.model, config.telemetry.naming))
+        });
+        Ok(Self {
+            http,
+            entries,
+            environment: Arc::clone(&config.environment),
+            labels: labels.collect(),
+            measured: config.has_metrics(),
+        })
     }
 
     /// The entry of that name.
@@ -62,6 +75,18 @@ impl Providers {
 
     /// Makes an attempt, retries included. It ends within the entry's timeout, whatever the provider does.
     pub(crate) async fn attempt(&self, request: &Request) -> Reply {
+        let begun = Instant::now();
+        let (reply, outcome) = Box::pin(self.attempt_until_known(request)).await;
+        if self.measured
+            && let Some(labels) = self.labels.get(&request.entry)
+        {
+            let usage = reply.body.as_ref().map_or_else(Usage::default, |body| Usage::of(request.wire, body));
+            labels.ended(outcome, begun.elapsed(), error_type(outcome, &reply), usage);
+        }
+        reply
+    }
+
+    async fn attempt_until_known(&self, request: &Request) -> (Reply, Outcome) {
         let Some(provider) = self.entries.get(&request.entry) else {
             return failed(format!("the provider entry '{}' is not configured any more", request.entry));
         };
@@ -85,14 +110,20 @@ impl Providers {
         loop {
             let exchange = tokio::time::timeout_at(deadline, self.exchange(&url, &headers, body.clone()));
             let fault = match exchange.await {
-                Err(_) => return failed(format!("no answer within {} s", provider.timeout.as_secs())),
-                Ok(Ok(reply)) => return reply,
+                Err(_) => {
+                    let (reply, _) = failed(format!("no answer within {} s", provider.timeout.as_secs()));
+                    return (reply, Outcome::Timeout);
+                }
+                Ok(Ok(reply)) => return (reply, Outcome::Ok),
                 Ok(Err(fault)) => fault,
             };
-            let (Some(asked), Some(pause)) = (fault.retry, pauses.next()) else { return fault.reply };
+            let (Some(asked), Some(pause)) = (fault.retry, pauses.next()) else { return (fault.reply, Outcome::Error) };
             let pause = asked.unwrap_or_default().max(pause);
             if Instant::now() + pause >= deadline {
-                return fault.reply;
+                return (fault.reply, Outcome::Error);
+            }
+            if let Some(labels) = self.labels.get(&request.entry) {
+                labels.retried();
             }
             tracing::debug!(entry = request.entry, status = fault.reply.status, "provider attempt is retried");
             tokio::time::sleep(pause).await;
@@ -139,8 +170,32 @@ fn status_text(status: reqwest::StatusCode) -> String {
     format!("HTTP {}{name}", status.as_u16())
 }
 
-fn failed(error: String) -> Reply {
-    Reply { status: None, body: None, error: Some(error) }
+fn failed(error: String) -> (Reply, Outcome) {
+    (Reply { status: None, body: None, error: Some(error) }, Outcome::Error)
+}
+
+/// Why an attempt failed, as a word of a closed set: `timeout`, the status as a number, or `_OTHER`.
+fn error_type(outcome: Outcome, reply: &Reply) -> Option<&'static str> {
+    let status = |status| reqwest::StatusCode::from_u16(status).ok().filter(|status| !status.is_success());
+    match outcome {
+        Outcome::Ok => None,
+        Outcome::Timeout => Some("timeout"),
+        Outcome::Error => Some(match reply.status.and_then(status).map(|status| status.as_u16()) {
+            Some(400) => "400",
+            Some(401) => "401",
+            Some(403) => "403",
+            Some(404) => "404",
+            Some(408) => "408",
+            Some(413) => "413",
+            Some(429) => "429",
+            Some(500) => "500",
+            Some(502) => "502",
+            Some(503) => "503",
+            Some(504) => "504",
+            Some(529) => "529",
+            Some(_) | None => "_OTHER",
+        }),
+    }
 }
 
 /// A failure of the connection, which may be retried.

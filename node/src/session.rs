@@ -8,6 +8,7 @@
 
 pub(crate) mod close;
 mod drive;
+mod measure;
 mod owned;
 mod owner;
 pub(crate) mod revocation;

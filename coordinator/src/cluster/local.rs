@@ -7,6 +7,7 @@
 use crate::cluster::queue::{Call, Claim, Rejected};
 use crate::cluster::session_table::{LocalSession, SessionTable};
 use crate::cluster::{Cluster, Lease, Member, Progress};
+use crate::metrics::metrics;
 use engine::gate::Pause;
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::rpc::RpcError;
@@ -67,6 +68,7 @@ impl Local {
             return;
         }
         local.owned = true;
+        metrics().lease_acquisitions.add(1, &[]);
         let (wake, stop, lost) = (Arc::clone(&local.wake), local.stop.clone(), local.lost.clone());
         let cluster = Cluster::Local(self.clone());
         self.0.want(Lease { session, wake, stop, lost, held: true, cluster });
@@ -100,6 +102,10 @@ impl Local {
 
     pub(crate) fn waiting(&self) -> usize {
         self.0.waiting()
+    }
+
+    pub(crate) fn owned(&self) -> usize {
+        self.0.owned()
     }
 
     pub(crate) fn claim(&self, session: SessionId, pause: Option<Pause>) -> Claim {

@@ -140,6 +140,11 @@ impl SessionTable {
         Ok(local.subscribe(id, Progress::Queued))
     }
 
+    /// How many sessions a task of this process serves.
+    pub(super) fn owned(&self) -> usize {
+        self.lock().values().filter(|local| local.owned).count()
+    }
+
     /// How many calls wait, in all sessions together.
     pub(super) fn waiting(&self) -> usize {
         self.lock().values().map(|local| local.queue.len()).sum()

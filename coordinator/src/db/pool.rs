@@ -14,6 +14,7 @@
 
 use super::failure;
 use crate::Error;
+use crate::metrics::metrics;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,6 +74,11 @@ impl Pool {
         self.limit
     }
 
+    /// How many connections are idle, and how many are used.
+    pub(crate) fn connections(&self) -> (usize, usize) {
+        (self.idle().len(), (self.size as usize).saturating_sub(self.permits.available_permits()))
+    }
+
     /// Locks the list of idle connections. Poisoning is ignored, because no panic can leave the list half changed.
     fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
@@ -92,7 +98,9 @@ impl Pool {
             };
             Ok((connection, permit))
         };
+        let asked = std::time::Instant::now();
         let lent = tokio::time::timeout(self.acquire, lend).await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+        metrics().database_wait.since(asked);
         let (connection, permit) = lent.map_err(Error::Unavailable)?;
         Ok(Lent { connection, slot: Slot { pool: Arc::clone(self), _permit: permit } })
     }

@@ -7,6 +7,7 @@
 
 use super::sql::Connection;
 use crate::Error;
+use crate::metrics::metrics;
 use futures_util::future::BoxFuture;
 use sqlx::Connection as _;
 use sqlx::sqlite::{
@@ -15,7 +16,7 @@ use sqlx::sqlite::{
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -75,6 +76,12 @@ impl Sqlite {
         Ok(Sqlite { readers, writes, writer: Arc::new(std::sync::Mutex::new(Some(writer))), _lock: Arc::new(lock) })
     }
 
+    /// How many connections for reading are idle, and how many are used.
+    pub(super) fn connections(&self) -> (usize, usize) {
+        let (all, idle) = (self.readers.size() as usize, self.readers.num_idle());
+        (idle, all.saturating_sub(idle))
+    }
+
     /// The connections for reading.
     pub(super) fn readers(&self) -> &SqlitePool {
         &self.readers
@@ -92,7 +99,7 @@ impl Sqlite {
         A: FnOnce(&T) + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let job = Job { work: Some(work), then: Some(then), result: None, reply: Some(reply) };
+        let job = Job { since: Instant::now(), work: Some(work), then: Some(then), result: None, reply: Some(reply) };
         self.writes.send(Command::Write(Box::new(job))).await.map_err(|_| Error::Unknown)?;
         answer.await.unwrap_or(Err(Error::Unknown))
     }
@@ -148,9 +155,12 @@ trait Write: Send {
     fn run<'a>(&'a mut self, connection: &'a mut Connection) -> BoxFuture<'a, bool>;
     /// Tells the caller how the write ended: with the kept result if the commit succeeded.
     fn finish(&mut self, commit: Result<(), &sqlx::Error>);
+    /// When the write was asked for.
+    fn since(&self) -> Instant;
 }
 
 struct Job<T, W, A> {
+    since: Instant,
     work: Option<W>,
     then: Option<A>,
     result: Option<Result<T, Error>>,
@@ -170,6 +180,10 @@ where
             }
             matches!(self.result, Some(Ok(_)))
         })
+    }
+
+    fn since(&self) -> Instant {
+        self.since
     }
 
     fn finish(&mut self, commit: Result<(), &sqlx::Error>) {
@@ -207,6 +221,10 @@ async fn write_all(connection: SqliteConnection, mut queue: mpsc::Receiver<Comma
         if batch.is_empty() {
             continue;
         }
+        for write in &batch {
+            metrics().database_wait.since(write.since());
+        }
+        metrics().commit_writes.record(batch.len());
         let committed = transact(&mut connection, &mut batch).await;
         if let Err(error) = &committed {
             tracing::error!(error = %error, writes = batch.len(), "a write transaction failed");

@@ -13,6 +13,7 @@ use engine::outcome::Outcome;
 use engine::time::UnixMillis;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 /// If the events of one append are together larger than this, only their number and size are sent: the inbox of a node
 /// is limited by the count of messages, not by their size.
@@ -69,6 +70,14 @@ impl Committed {
     /// Whether more events may come.
     pub(crate) fn status(&self) -> LogStatus {
         if self.over { LogStatus::Ended } else { LogStatus::Open }
+    }
+
+    /// How long ago the events were committed, by the clocks of the database and of this node. None if they were not
+    /// sent, and zero where the clocks contradict each other.
+    pub(crate) fn lag(&self) -> Option<Duration> {
+        let committed = u64::try_from(self.events.last()?.created_at.0).ok()?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(now.saturating_sub(Duration::from_millis(committed)))
     }
 
     pub(crate) fn events(self) -> Vec<Arc<Event>> {

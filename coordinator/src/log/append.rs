@@ -18,11 +18,13 @@ use super::{Epoch, Log, State};
 use crate::Error;
 use crate::db::sql::Row;
 use crate::feed::LogStatus;
+use crate::metrics::metrics;
 use engine::event::{Event, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, KeyId, SessionId};
 use engine::request::DeltaChain;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// An append of events that belong to a turn.
 #[derive(Debug, Clone)]
@@ -92,10 +94,20 @@ impl Log {
         };
         let outcome = append.end.as_ref().map(|end| end.outcome.clone());
         let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, status, outcome);
-        match &self.group_commit {
+        let (begun, number) = (Instant::now(), append.events.len());
+        let appended = match &self.group_commit {
             None => self.db.write(move |c| Box::pin(async move { sqlite::turn(c, &append).await }), publish).await,
             Some(group_commit) => postgres::submit(group_commit, postgres::turn(append), publish).await,
+        };
+        match &appended {
+            Ok(_) => {
+                metrics().append_duration.since(begun);
+                metrics().append_events.record(number);
+            }
+            Err(Error::Fenced) => metrics().fenced.add(1, &[]),
+            Err(_) => {}
         }
+        appended
     }
 
     /// Appends events that belong to no turn and publishes them. Any node may do so. Returns the events as they were

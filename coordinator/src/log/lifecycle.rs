@@ -12,6 +12,7 @@ use super::{Epoch, Id, Log, Row, State};
 use crate::Error;
 use crate::db::sql::{self, Connection, Sql, sql};
 use crate::feed::LogStatus;
+use crate::metrics::metrics;
 use engine::event::payload::SessionClose;
 use engine::event::{Event, EventNumber, NewEvent};
 use engine::ids::{EventId, KeyId, ProfileId, SessionId};
@@ -96,7 +97,12 @@ impl Log {
     /// # Errors
     /// `Unavailable` when nothing was applied.
     pub async fn create(&self, session: NewSession) -> Result<Vec<Arc<Event>>, Error> {
-        self.db.write(move |c| Box::pin(async move { create(c, &session).await }), |_: &Vec<Arc<Event>>| ()).await
+        let opened = u64::from(session.state == State::Open);
+        let count = move |events: &Vec<Arc<Event>>| {
+            metrics().sessions.add(opened, &[]);
+            metrics().committed(events);
+        };
+        self.db.write(move |c| Box::pin(async move { create(c, &session).await }), count).await
     }
 
     /// Replaces the declarations of a client.

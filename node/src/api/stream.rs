@@ -62,7 +62,9 @@ where
         halt: app.halt.clone(),
     };
     let writing = write(frames_out);
+    let open = app.open_streams.enter();
     app.tasks.spawn(async move {
+        let _open = open;
         // If the client has left, there is nobody to answer. The call that it started goes on.
         let _ = writing.await;
     });

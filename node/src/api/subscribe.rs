@@ -5,6 +5,7 @@ use super::caller::{Answer, Caller, failed};
 use super::follow::{notification, read};
 use super::stream::{self, Frames, Gone};
 use crate::app::App;
+use crate::telemetry::metrics::metrics;
 use axum::response::Response;
 use coordinator::feed::{Head, LogStatus};
 use coordinator::reader::Reader;
@@ -81,6 +82,7 @@ impl Subscription {
                     if number <= self.replay {
                         self.frames.send(notification(&shown)).await?;
                     } else if self.lagged(began).await? {
+                        metrics().streams_lagged.add(1, &[]);
                         let lagged = RpcError::lagged();
                         self.frames.end(rpc::ended(&lagged));
                         return Ok(());

@@ -16,6 +16,7 @@ use crate::admin::key;
 use crate::config::{
     Config, Environment, Flags, ProcessEnvironment, Provider, SandboxDriver, Usage, default_base_url, docker_host,
 };
+use crate::export;
 use crate::lifecycle;
 use crate::logging;
 use coordinator::Db;
@@ -104,6 +105,12 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
         flags.values.insert("redis_url", String::new());
     }
     let mut config = Config::load(&flags, environment)?;
+    if services.is_some() {
+        // The nodes are processes of their own.
+        config.metrics_addr = None;
+        config.telemetry.enabled = false;
+    }
+    let export = export::start(&config)?;
     logging::start(&config);
     allow_open_files();
     let stop = signals::stop()?;
@@ -149,7 +156,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     let served = match &services {
         None => {
             print(&banner);
-            Box::pin(lifecycle::run(config, db, ports, stop)).await.map_err(Failure::from)
+            Box::pin(lifecycle::run(config, db, ports, export, stop)).await.map_err(Failure::from)
         }
         Some(services) => {
             db.close().await;

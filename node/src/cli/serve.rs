@@ -4,6 +4,7 @@ use super::signals;
 use super::terminal::Failure;
 use crate::admin::key;
 use crate::config::{Config, Database, Flags, ProcessEnvironment, Usage};
+use crate::export;
 use crate::lifecycle::{self, Ports};
 use crate::logging;
 use coordinator::accounts::Accounts;
@@ -23,6 +24,9 @@ pub(super) struct Args {
     /// The admin port [BAE_ADMIN_ADDR; default 127.0.0.1:8081]
     #[arg(long, value_name = "IP:PORT")]
     admin_addr: Option<String>,
+    /// The port on which Prometheus reads the metrics, or off [BAE_METRICS_ADDR; default off]
+    #[arg(long, value_name = "IP:PORT")]
+    metrics_addr: Option<String>,
     /// Where a made admin key is written [BAE_ADMIN_KEY_FILE; default admin.key beside the database]
     #[arg(long, value_name = "PATH")]
     admin_key_file: Option<String>,
@@ -83,6 +87,7 @@ impl Args {
             ("addr", self.addr),
             ("admin_addr", self.admin_addr),
             ("admin_key_file", self.admin_key_file),
+            ("metrics_addr", self.metrics_addr),
         ]));
         flags.rotate_admin_key = self.rotate_admin_key;
         flags.disable_admin_auth = self.dangerously_disable_admin_auth;
@@ -92,13 +97,14 @@ impl Args {
 
 pub(super) async fn serve(args: Args) -> Result<(), Failure> {
     let config = Config::load(&args.flags(), Arc::new(ProcessEnvironment))?;
+    let export = export::start(&config)?;
     logging::start(&config);
     allow_open_files();
     let stop = signals::stop()?;
     let ports = bind(&config).await?;
     let db = open(&config).await?;
     key::prepare(&config, &Accounts::new(db.clone())).await.map_err(|error| Failure::Runtime(error.to_string()))?;
-    Ok(Box::pin(lifecycle::run(config, db, ports, stop)).await?)
+    Ok(Box::pin(lifecycle::run(config, db, ports, export, stop)).await?)
 }
 
 pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
@@ -135,13 +141,18 @@ pub(super) async fn open(config: &Config) -> Result<Db, Error> {
     }
 }
 
-/// Binds both ports.
+/// Binds the ports.
 pub(super) async fn bind(config: &Config) -> Result<Ports, Failure> {
     if config.addr == config.admin_addr && config.addr.port() != 0 {
         let text = format!("both ports are {}; give --admin-addr another", config.addr);
         return Err(Usage::new(text).into());
     }
-    Ok(Ports { client: listen(config.addr, "--addr").await?, admin: listen(config.admin_addr, "--admin-addr").await? })
+    let metrics = match config.metrics_addr {
+        Some(addr) => Some(listen(addr, "--metrics-addr").await?),
+        None => None,
+    };
+    let client = listen(config.addr, "--addr").await?;
+    Ok(Ports { client, admin: listen(config.admin_addr, "--admin-addr").await?, metrics })
 }
 
 async fn listen(addr: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {

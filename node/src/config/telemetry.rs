@@ -2,28 +2,10 @@
 
 use super::Usage;
 use super::registry::check_url;
+use crate::telemetry::{Naming, metrics};
 use secrecy::SecretString;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-
-/// Every metric that can be switched off by name.
-pub(crate) const METRICS: [&str; 15] = [
-    "bae.sessions.open",
-    "bae.sessions.total",
-    "bae.events.total",
-    "bae.profiles.count",
-    "bae.keys.count",
-    "bae.mcp.sessions.live",
-    "bae.turns.pending",
-    "bae.sandboxes.live",
-    "bae.subagents.active",
-    "bae.drivers.registered",
-    "bae.turns.completed",
-    "bae.provider.requests",
-    "bae.provider.latency",
-    "bae.tool.calls",
-    "bae.tool.latency",
-];
 
 /// The `[telemetry]` table.
 #[derive(Debug, Clone)]
@@ -38,12 +20,39 @@ pub(crate) struct Telemetry {
     pub(crate) sample_ratio: f64,
     /// The name under which this node exports. Default `baesrv`.
     pub(crate) service_name: String,
+    /// How the collector is spoken to. Default: by the endpoint.
+    pub(crate) otlp_protocol: Protocol,
+    /// Which names of the GenAI conventions are used. Default `v0.1`.
+    pub(crate) naming: Naming,
     /// `[telemetry.traces] enabled`: whether traces are exported. Default true.
     pub(crate) traces: bool,
     /// `[telemetry.metrics] enabled`: whether metrics are exported. Default true.
     pub(crate) metrics: bool,
     /// `[telemetry.metrics] disabled`: metrics that are not exported.
     pub(crate) disabled_metrics: Vec<String>,
+}
+
+/// How a collector is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) enum Protocol {
+    /// OTLP over gRPC.
+    #[serde(rename = "grpc")]
+    Grpc,
+    /// OTLP over HTTP, with protobuf bodies.
+    #[serde(rename = "http/protobuf")]
+    Http,
+}
+
+impl Protocol {
+    /// The protocol of an endpoint for which none is set: HTTP where the URL has the usual port of OTLP over HTTP or a
+    /// path, else gRPC.
+    fn of(endpoint: Option<&str>) -> Self {
+        let uri = endpoint.and_then(|endpoint| endpoint.parse::<http::Uri>().ok());
+        match uri {
+            Some(uri) if uri.port_u16() == Some(4318) || !uri.path().trim_matches('/').is_empty() => Protocol::Http,
+            Some(_) | None => Protocol::Grpc,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -54,6 +63,8 @@ pub(super) struct Table {
     otlp_headers: BTreeMap<String, SecretString>,
     sample_ratio: f64,
     service_name: String,
+    otlp_protocol: Option<Protocol>,
+    genai_semconv: Naming,
     traces: Traces,
     metrics: Metrics,
 }
@@ -66,6 +77,8 @@ impl Default for Table {
             otlp_headers: BTreeMap::new(),
             sample_ratio: 1.0,
             service_name: "baesrv".into(),
+            otlp_protocol: None,
+            genai_semconv: Naming::default(),
             traces: Traces::default(),
             metrics: Metrics::default(),
         }
@@ -119,19 +132,23 @@ impl Table {
             }
         }
         for name in &self.metrics.disabled {
-            if !METRICS.contains(&name.as_str()) {
+            if !metrics::all().any(|known| known.name == name) {
+                let known: Vec<_> = metrics::all().map(|known| known.name).collect();
                 return Err(Usage::new(format!(
                     "[telemetry.metrics] disabled: unknown metric \"{name}\"; known are {}",
-                    METRICS.join(", ")
+                    known.join(", ")
                 )));
             }
         }
+        let endpoint = self.otlp_endpoint;
         Ok(Telemetry {
             enabled: self.enabled,
-            otlp_endpoint: self.otlp_endpoint,
+            otlp_endpoint: endpoint.clone(),
             otlp_headers: self.otlp_headers,
             sample_ratio: self.sample_ratio,
             service_name: self.service_name,
+            otlp_protocol: self.otlp_protocol.unwrap_or_else(|| Protocol::of(endpoint.as_deref())),
+            naming: self.genai_semconv,
             traces: self.traces.enabled,
             metrics: self.metrics.enabled,
             disabled_metrics: self.metrics.disabled,

@@ -91,7 +91,6 @@ impl Pool {
     }
 
     /// How many connections are live.
-    #[cfg(test)]
     pub(super) fn live(&self) -> usize {
         lock(&self.slots).taken.values().filter(|slot| slot.cell.live().is_some()).count()
     }

@@ -12,13 +12,6 @@ use secrecy::SecretString;
 use std::sync::Arc;
 use std::time::Instant;
 
-impl Mcp {
-    /// How many connections are open.
-    fn live(&self) -> usize {
-        self.inner.pool.live()
-    }
-}
-
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn settings() -> Settings {

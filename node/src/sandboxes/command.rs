@@ -2,12 +2,15 @@
 
 use super::lifecycle::{error, lost, running};
 use crate::app::App;
+use crate::telemetry::metrics::metrics;
 use coordinator::Error;
 use coordinator::log::{Sandbox, Side};
 use engine::event::payload::CommandOutput;
 use engine::ids::SessionId;
+use opentelemetry::KeyValue;
 use sandbox::{Captured, Command};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The result of a command.
 #[derive(Debug)]
@@ -34,7 +37,15 @@ pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<Strin
     };
     let (timeout, output_cap) = (app.config.sandbox.exec_timeout, app.config.sandbox.output_cap);
     let command = Command { script, timeout, output_cap };
-    Ok(match driver.exec(&sandbox.id.to_string(), &command).await {
+    let begun = Instant::now();
+    let ran = driver.exec(&sandbox.id.to_string(), &command).await;
+    let outcome = match &ran {
+        Ok(_) => "ok",
+        Err(sandbox::Error::TimedOut(_)) => "timeout",
+        Err(_) => "error",
+    };
+    metrics().sandbox_exec.record(begun.elapsed(), &[KeyValue::new("outcome", outcome)]);
+    Ok(match ran {
         Ok(output) => {
             let exit_code = output.exit_code;
             let output = CommandOutput { stdout: text(output.stdout), stderr: text(output.stderr), exit_code };

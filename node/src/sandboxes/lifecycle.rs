@@ -2,6 +2,7 @@
 
 use super::{NO_DRIVER, keep_busy};
 use crate::app::App;
+use crate::telemetry::metrics::metrics;
 use coordinator::Error;
 use coordinator::log::{Sandbox, SandboxChange, SandboxState};
 use engine::event::NewEvent;
@@ -10,9 +11,10 @@ use engine::event::payload::{
 };
 use engine::ids::{EventId, KeyId, ProfileId, SandboxId, SessionId};
 use engine::time::UnixMillis;
+use opentelemetry::KeyValue;
 use sandbox::{Sandboxes, Spec};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long closing a session waits for sandboxes that other nodes are stopping.
 const WAIT_FOR_OTHERS: Duration = Duration::from_secs(5);
@@ -99,7 +101,11 @@ pub(super) async fn finish_start(
         driver.provision(&sandbox.image).await?;
         driver.start(&spec).await
     });
-    if let Err(failure) = made.await {
+    let begun = Instant::now();
+    let made = made.await;
+    let outcome = KeyValue::new("outcome", if made.is_ok() { "ok" } else { "error" });
+    metrics().sandbox_start.record(begun.elapsed(), &[outcome]);
+    if let Err(failure) = made {
         remove(driver, sandbox.id).await;
         let detail = failure.to_string();
         let events = vec![error(sandbox, "start", &detail)];

@@ -8,6 +8,7 @@
 use super::lifecycle::{NotStarted, NotStopped, discard, finish_start, finish_stop, lost, remove};
 use super::{images, subagents};
 use crate::app::App;
+use crate::telemetry::metrics::metrics;
 use coordinator::Error;
 use coordinator::log::{Sandbox, SandboxState, Subagent, SubagentState};
 use sandbox::{Command, Found, Sandboxes};
@@ -175,6 +176,7 @@ async fn remove_orphans(
         let since = *orphans.entry(found.id.clone()).or_insert_with(Instant::now);
         if since.elapsed() >= GRACE {
             tracing::info!(id = found.id, session = found.session, "a container that belongs to no session is removed");
+            metrics().sandbox_orphans.add(1, &[]);
             remove(driver, &found.id).await;
         }
     }

@@ -4,12 +4,14 @@
 use super::lifecycle::{event, remove};
 use super::{NO_DRIVER, keep_busy};
 use crate::app::App;
+use crate::telemetry::metrics::metrics;
 use coordinator::Error;
 use coordinator::log::{NewSubagent, Subagent, SubagentState};
 use engine::event::NewEvent;
 use engine::event::payload::{Dispatched, SubagentCancelled, SubagentCompleted, SubagentFailed};
 use engine::ids::{KeyId, SessionId, SubagentId};
 use engine::subagent::{Launch, Left, Report, status};
+use opentelemetry::KeyValue;
 use sandbox::{Captured, End, Ended, Progress, Sandboxes, Spec, SubagentSpec};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -176,7 +178,10 @@ async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> 
     let NewSubagent { id, session, .. } = found.launched;
     let told = event(by, &SubagentCancelled(failed(&found.launched, &left)));
     match app.log.end_subagent(session, id, SubagentState::Cancelled, left, told).await {
-        Ok(()) => Ok(Cancelled::Running),
+        Ok(()) => {
+            counted("cancelled");
+            Ok(Cancelled::Running)
+        }
         Err(Error::PreconditionFailed) => Ok(Cancelled::Ended),
         Err(error) => Err(error),
     }
@@ -203,11 +208,20 @@ pub(super) async fn collect(app: &App, driver: &Sandboxes, running: &Subagent) -
     let (state, left) = outcome(ended);
     let told = told(&running.launched, state, &left);
     match app.log.end_subagent(session, id, state, left, told).await {
-        Ok(()) | Err(Error::PreconditionFailed | Error::NotOpen(_)) => {}
+        Ok(()) => match state {
+            SubagentState::Completed => counted("completed"),
+            SubagentState::TimedOut => counted("timeout"),
+            _ => counted("failed"),
+        },
+        Err(Error::PreconditionFailed | Error::NotOpen(_)) => {}
         Err(error) => return Err(error),
     }
     remove(driver, id).await;
     Ok(())
+}
+
+fn counted(outcome: &'static str) {
+    metrics().subagents_ended.add(1, &[KeyValue::new("outcome", outcome)]);
 }
 
 /// The state in which a subagent ended by itself, and what it has left.

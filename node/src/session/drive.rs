@@ -3,6 +3,7 @@
 //!
 //! Nothing is done before the events that announce it are committed. The session's owner calls [`Owner::drive`].
 
+use super::measure::{self, Course};
 use super::owned::{KnownPause, Owner, context};
 use crate::sandboxes::{self, command::Ran};
 use coordinator::Error;
@@ -13,7 +14,7 @@ use engine::event::{Event, EventNumber};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, KeyId, SubagentId};
 use engine::request::Request;
-use engine::round::ToolUse;
+use engine::round::{Dispatch, ToolUse};
 use engine::rpc::RpcError;
 use engine::turn::{Action, Context, McpReply, SandboxReply, Step};
 use std::sync::Arc;
@@ -81,7 +82,24 @@ enum Stopped {
 }
 
 impl Owner {
-    pub(super) async fn drive(&mut self, trace: CallTrace, mut ctx: Context<'static>, open: Option<Open>) -> Ended {
+    /// Carries out a call until it ends or this node cannot go on with it.
+    pub(super) async fn drive(&mut self, trace: CallTrace, ctx: Context<'static>, open: Option<Open>) -> Ended {
+        let running = self.app.running_turns.enter();
+        let ended = self.steps(trace, ctx, open, Course::begin()).await;
+        if matches!(ended, Ended::Stop) && self.lease.stop.is_cancelled() {
+            measure::ended("cancelled");
+        }
+        drop(running);
+        ended
+    }
+
+    async fn steps(
+        &mut self,
+        trace: CallTrace,
+        mut ctx: Context<'static>,
+        open: Option<Open>,
+        mut course: Course,
+    ) -> Ended {
         let call = trace.call;
         let (mut opening, mut first) = match open {
             Some(Open { call, gate, first }) => (Some((call, gate)), first),
@@ -111,12 +129,15 @@ impl Owner {
                 };
                 match self.append(append, opening.as_ref(), store).await {
                     Ok(committed) => {
+                        if let Some((_, found)) = opening.as_ref() {
+                            measure::opened(&self.app, *found, &committed);
+                        }
                         if let Some(first) = committed.first() {
                             self.turn.committed(first.number);
                         }
                         self.note(std::mem::take(&mut told)).await;
                         if let Action::End(end) = action {
-                            return self.ended(call, &committed, end).await;
+                            return self.ended(call, &committed, end, course).await;
                         }
                         if opening.take().is_some() {
                             self.lease.tell(call, Progress::Running).await;
@@ -139,6 +160,7 @@ impl Owner {
                 return Ended::Stop;
             }
             let used_tool = !matches!(action, Action::Continue | Action::End(_) | Action::Ask(_));
+            let acted = std::time::Instant::now();
             match action {
                 Action::Continue | Action::End(_) => {}
                 Action::Ask(request) => {
@@ -147,6 +169,7 @@ impl Owner {
                     let Some(reply) = self.unless_stopped(call, attempt).await else {
                         return Ended::Stop;
                     };
+                    course.outside(acted);
                     self.turn.provider_answered(&ctx, reply);
                 }
                 Action::Mcp(tool_use) => {
@@ -155,6 +178,7 @@ impl Owner {
                     let Some(reply) = self.unless_stopped(call, tool_call).await else {
                         return Ended::Stop;
                     };
+                    course.tool(Dispatch::Mcp, acted, matches!(reply, McpReply::Result { is_error: false, .. }));
                     self.turn.mcp_answered(&ctx, reply);
                 }
                 Action::Sandbox(tool_use, command) => {
@@ -164,6 +188,7 @@ impl Owner {
                     let Some(ran) = self.unless_stopped(call, run).await else {
                         return Ended::Stop;
                     };
+                    course.tool(Dispatch::Sandbox, acted, matches!(ran, Ok(Ran::Output(..))));
                     let reply = match ran {
                         Ok(Ran::Output(sandbox, output)) => SandboxReply::Ran(sandbox.id, output),
                         Ok(Ran::NotRunning) => SandboxReply::NotRunning,
@@ -178,6 +203,7 @@ impl Owner {
                 Action::SubagentStatus(asked) => {
                     match sandboxes::subagents::read_status(&self.app, self.session, asked.as_deref()).await {
                         Ok((status, ended)) => {
+                            course.tool(Dispatch::Subagent, acted, status.is_ok());
                             told.ended = ended;
                             self.turn.status_read(&ctx, status);
                         }
@@ -194,6 +220,7 @@ impl Owner {
                     let Some(started) = self.unless_stopped(call, launching).await else {
                         return Ended::Stop;
                     };
+                    course.tool(Dispatch::Subagent, acted, started.is_ok());
                     told.running = started.is_ok().then_some(id);
                     self.turn.launched(&ctx, id, &launch, started);
                 }
@@ -358,7 +385,8 @@ impl Owner {
         });
     }
 
-    async fn ended(&mut self, call: CallId, committed: &[Arc<Event>], end: End) -> Ended {
+    async fn ended(&mut self, call: CallId, committed: &[Arc<Event>], end: End, course: Course) -> Ended {
+        course.ended(&end);
         let last = match committed.last() {
             Some(event) => event.number,
             None => self.app.log.row(self.session).await.map_or(EventNumber::START, |row| row.head),

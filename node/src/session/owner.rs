@@ -6,6 +6,7 @@
 use super::drive::{CallTrace, Ended, Open};
 use super::owned::{KnownPause, Owner, context};
 use crate::app::App;
+use crate::telemetry::metrics::metrics;
 use coordinator::Error;
 use coordinator::cluster::{Call, Claim};
 use coordinator::cluster::{Lease, Progress};
@@ -27,9 +28,15 @@ const RETRY: Duration = Duration::from_millis(500);
 pub(super) async fn serve(app: Arc<App>, lease: Lease) {
     let session = lease.session();
     let mut lease = Some(lease);
+    let mut first = true;
     while let Some(held) = lease.take() {
         match take(&app, held).await {
-            Ok(Some((owner, interrupted))) => lease = owner.run(interrupted).await,
+            Ok(Some((owner, interrupted))) => {
+                if std::mem::take(&mut first) && interrupted.is_some() {
+                    metrics().takeovers.add(1, &[]);
+                }
+                lease = owner.run(interrupted).await;
+            }
             Ok(None) => {}
             Err((held, error)) => {
                 tracing::error!(%session, error = %error, "the session cannot be served just now");
@@ -202,6 +209,7 @@ impl Owner {
     }
 
     async fn serve_call(&mut self, call: Call) -> Ended {
+        metrics().queue_wait.record(coordinator::age(&call.id.0), &[]);
         let gate = GateFound::by(self.pause(), call.key, &call.opening);
         let record = match self.app.log.record(self.session, call.key).await {
             Ok(record) => record,

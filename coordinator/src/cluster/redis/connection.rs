@@ -7,6 +7,7 @@
 
 use super::Settings;
 use super::endpoint::Endpoint;
+use crate::metrics::metrics;
 use deadpool_redis::{Manager, Pool, PoolError, Runtime, Timeouts};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, FromRedisValue, RedisError, RedisResult, ScriptInvocation};
@@ -145,7 +146,9 @@ impl Connection {
 
     async fn once<T: FromRedisValue>(&self, script: &mut ScriptInvocation<'_>) -> RedisResult<T> {
         let (mut connection, run) = self.shared().await?;
+        let asked = Instant::now();
         let result = script.key(run).invoke_async(&mut connection).await;
+        metrics().redis_duration.since(asked);
         self.noted(result).await
     }
 

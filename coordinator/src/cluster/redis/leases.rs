@@ -12,6 +12,7 @@ use super::{Redis, locked};
 use crate::cluster::session_table::LocalSession;
 use crate::cluster::{Cluster, Lease, Successor};
 use crate::log::Epoch;
+use crate::metrics::metrics;
 use engine::ids::SessionId;
 use redis::RedisResult;
 use std::sync::Arc;
@@ -86,6 +87,7 @@ impl Redis {
         let until = asked + self.0.settings.lease;
         locked(&self.0.leases).insert(session, Held { until, doubt: false, epoch: None });
         local.owned = true;
+        metrics().lease_acquisitions.add(1, &[]);
         local.lost = CancellationToken::new();
         let (wake, stop, lost) = (Arc::clone(&local.wake), local.stop.clone(), local.lost.clone());
         let cluster = Cluster::Redis(self.clone());
@@ -176,6 +178,7 @@ impl Redis {
     /// Another node holds the lease: the owner here is told to stop.
     pub(super) fn lose(&self, session: SessionId) {
         locked(&self.0.leases).remove(&session);
+        metrics().lease_losses.add(1, &[]);
         self.0.table.with(session, |local| local.lost.cancel());
     }
 

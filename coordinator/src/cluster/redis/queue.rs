@@ -156,6 +156,14 @@ impl Redis {
         }
     }
 
+    pub(crate) fn owned(&self) -> usize {
+        self.0.table.owned()
+    }
+
+    pub(crate) fn up(&self) -> bool {
+        self.0.connection.up()
+    }
+
     pub(crate) fn waiting(&self) -> usize {
         self.0.table.waiting()
     }

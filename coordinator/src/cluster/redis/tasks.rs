@@ -10,6 +10,7 @@ use super::{Frame, Redis, locked};
 use crate::cluster::queue::Call;
 use crate::cluster::{Progress, Signal};
 use crate::feed::Notification;
+use crate::metrics::metrics;
 use engine::ids::{CallId, SessionId};
 use futures_util::FutureExt;
 use redis::streams::{StreamReadOptions, StreamReadReply};
@@ -122,6 +123,7 @@ impl Redis {
                     read.into_iter().flat_map(|reply| reply.keys).flat_map(|stream| stream.ids).collect();
                 let Some(newest) = entries.last() else { continue };
                 last.clone_from(&newest.id);
+                metrics().inbox_frames.add(entries.len() as u64, &[]);
                 for entry in entries {
                     if let Some(frame) = entry.get::<String>("f").and_then(|text| Frame::decode(&text)) {
                         self.received(frame, signal).await;
@@ -160,6 +162,9 @@ impl Redis {
                     Some(outcome) => (call, Progress::Ended(head, outcome.clone())),
                     None => (call, Progress::Running),
                 });
+                if let Some(lag) = committed.lag() {
+                    metrics().feed_lag.record(lag, &[]);
+                }
                 let events = committed.events();
                 self.0.log.feeds().publish_here(session, &events, left_out, head, status);
                 if let Some((call, progress)) = progress {

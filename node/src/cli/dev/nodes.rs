@@ -143,6 +143,8 @@ impl Cluster<'_> {
                     SandboxDriver::Docker { .. } => "docker",
                 },
             )
+            // Several nodes cannot share a port.
+            .env("BAE_METRICS_ADDR", "off")
             .env_remove("BAE_ADMIN_KEY_FILE");
         let process = spawn(command, &log, "a node cannot be started")?;
         listening(client.port(), "a node", &log).await?;

@@ -1,0 +1,95 @@
+//! Where metrics and spans go: to a collector (OTLP, where `[telemetry]` is enabled), and to whoever reads the scrape port.
+//!
+//! [`start`] sets up the pipelines, once and before anything is recorded, because instruments are made at their first
+//! use and stay bound to the pipeline of that moment. [`Export::shutdown`] sends what is left. What the pipelines
+//! themselves log never reaches them, and nothing that goes wrong here costs a turn anything: when a collector does not
+//! take what it is sent, it is dropped.
+
+mod gauges;
+mod otlp;
+mod scrape;
+
+pub(crate) use gauges::observe;
+
+use crate::config::Config;
+use anyhow::Context;
+use opentelemetry::KeyValue;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::metrics::{Aggregation, Instrument, PeriodicReader, SdkMeterProvider, Stream};
+use scrape::Reader;
+use std::time::Duration;
+
+/// The time between two exports of metrics.
+const INTERVAL: Duration = Duration::from_secs(15);
+/// How long the last export may take when the node ends.
+const LAST_EXPORT: Duration = Duration::from_secs(3);
+
+/// The pipelines of this process.
+pub(crate) struct Export {
+    meters: Option<SdkMeterProvider>,
+    reader: Option<Reader>,
+}
+
+/// Sets up what the configuration asks for.
+///
+/// # Errors
+/// When the settings of the collector cannot be used.
+pub(crate) fn start(config: &Config) -> anyhow::Result<Export> {
+    let telemetry = &config.telemetry;
+    let resource = Resource::builder_empty()
+        .with_service_name(telemetry.service_name.clone())
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .with_attribute(KeyValue::new("service.instance.id", instance()))
+        .build();
+    let reader = config.metrics_addr.map(|_| Reader::default());
+    let meters = config.has_metrics().then(|| -> anyhow::Result<_> {
+        let disabled = telemetry.disabled_metrics.clone();
+        let drop = move |instrument: &Instrument| {
+            let dropped = disabled.iter().any(|name| name == instrument.name());
+            dropped.then(|| Stream::builder().with_aggregation(Aggregation::Drop).build().ok()).flatten()
+        };
+        let mut meters = SdkMeterProvider::builder().with_resource(resource.clone()).with_view(drop);
+        if let Some(reader) = &reader {
+            meters = meters.with_reader(reader.clone());
+        }
+        if telemetry.enabled && telemetry.metrics {
+            let exporter = otlp::metrics(config).context("the export of metrics cannot be set up")?;
+            meters = meters.with_reader(PeriodicReader::builder(exporter).with_interval(INTERVAL).build());
+        }
+        let meters = meters.build();
+        opentelemetry::global::set_meter_provider(meters.clone());
+        Ok(meters)
+    });
+    Ok(Export { meters: meters.transpose()?, reader })
+}
+
+/// A name of this process that no other has.
+fn instance() -> String {
+    coordinator::fresh_id().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Export {
+    /// Serves the scrape port until `stop`.
+    pub(crate) async fn serve(
+        &self,
+        listener: tokio::net::TcpListener,
+        stop: tokio_util::sync::CancellationToken,
+    ) -> anyhow::Result<()> {
+        let Some(reader) = &self.reader else { return Ok(()) };
+        scrape::serve(listener, reader.clone(), stop).await
+    }
+
+    /// Sends what is left, for a limited time. Blocking calls of the exporters get a thread of their own, because on a
+    /// worker of the runtime they would wait for a task that cannot run meanwhile.
+    pub(crate) async fn shutdown(self) {
+        let Export { meters, .. } = self;
+        let last = tokio::task::spawn_blocking(move || {
+            if let Some(Err(error)) = meters.map(|meters| meters.shutdown()) {
+                tracing::warn!(%error, "the last metrics were not exported");
+            }
+        });
+        if tokio::time::timeout(LAST_EXPORT, last).await.is_err() {
+            tracing::warn!("the collector did not take the last metrics and spans in time");
+        }
+    }
+}

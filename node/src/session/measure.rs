@@ -1,0 +1,89 @@
+//! What is measured of a call that runs: how long it takes and how much of that is the product's own, how it ends, and
+//! its tool calls. [`super::drive`] reports, and decides nothing by it.
+
+use crate::app::App;
+use crate::telemetry::metrics::metrics;
+use engine::event::{Event, EventType, Payload};
+use engine::gate::{End, GateAfter, GateFound};
+use engine::json::Object;
+use engine::outcome::Outcome;
+use engine::round::Dispatch;
+use opentelemetry::KeyValue;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The course of a call on this node.
+pub(super) struct Course {
+    begun: Instant,
+    /// The time of providers and tools.
+    outside: Duration,
+}
+
+impl Course {
+    pub(super) fn begin() -> Self {
+        Self { begun: Instant::now(), outside: Duration::ZERO }
+    }
+
+    /// What was done since then was not the product's own work.
+    pub(super) fn outside(&mut self, since: Instant) {
+        self.outside += since.elapsed();
+    }
+
+    /// A tool that was called then has answered, or could not.
+    pub(super) fn tool(&mut self, kind: Dispatch, since: Instant, succeeded: bool) {
+        self.outside(since);
+        metrics().tool_latency.record(since.elapsed(), &[KeyValue::new("kind", word(kind))]);
+        tool_ended(kind, succeeded);
+    }
+
+    /// The call has ended, or pauses.
+    pub(super) fn ended(self, end: &End) {
+        let time = self.begun.elapsed();
+        metrics().turn_duration.record(time, &[]);
+        metrics().turn_overhead.record(time.saturating_sub(self.outside), &[]);
+        ended(match (end.gate, &end.outcome) {
+            (GateAfter::Paused(_), _) => "paused",
+            (GateAfter::Free, Outcome::Message(_) | Outcome::Compacted(_)) => "ok",
+            (GateAfter::Failed, _) | (GateAfter::Free, Outcome::Unavailable | Outcome::Error(_)) => "failed",
+        });
+    }
+}
+
+/// Counts the end of a call.
+pub(super) fn ended(outcome: &'static str) {
+    metrics().turns_completed.add(1, &[KeyValue::new("outcome", outcome)]);
+}
+
+/// A call has opened: counts the pause that it took over, or the results that its client sent.
+pub(super) fn opened(app: &App, found: GateFound, committed: &[Arc<Event>]) {
+    match found {
+        GateFound::Free => {}
+        GateFound::ExpiredPause => ended("abandoned"),
+        // The results are read only where somebody reads the metrics, because they may be long.
+        GateFound::OwnPause if app.config.has_metrics() => {
+            for event in committed.iter().map(|committed| &committed.event) {
+                if let (EventType::ToolResult, true, Payload::Json(result)) =
+                    (event.kind, event.from_client, &event.payload)
+                {
+                    let failed = Object::parse(result).and_then(|result| result.get("is_error"));
+                    tool_ended(Dispatch::Client, failed.is_none_or(|failed| failed.get() != "true"));
+                }
+            }
+        }
+        GateFound::OwnPause => {}
+    }
+}
+
+fn tool_ended(kind: Dispatch, succeeded: bool) {
+    let outcome = if succeeded { "ok" } else { "error" };
+    metrics().tool_calls.add(1, &[KeyValue::new("kind", word(kind)), KeyValue::new("outcome", outcome)]);
+}
+
+fn word(kind: Dispatch) -> &'static str {
+    match kind {
+        Dispatch::Client => "client",
+        Dispatch::Mcp => "mcp",
+        Dispatch::Sandbox => "sandbox",
+        Dispatch::Subagent => "subagent",
+    }
+}
