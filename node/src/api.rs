@@ -13,7 +13,6 @@ mod sessions;
 mod stream;
 mod subagents;
 mod subscribe;
-mod trace;
 
 use crate::app::App;
 use crate::http::JSON;

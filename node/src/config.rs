@@ -122,7 +122,6 @@ pub(crate) struct Config {
     /// `BAE_LOG_FORMAT`, `--log-format`: `text` or `json`. Default `text`.
     pub(crate) log_format: LogFormat,
     /// `BAE_OTEL_LOG`: which spans are exported, as a filter. Default `info`.
-    #[expect(dead_code, reason = "accepted and checked; spans are not exported yet")]
     pub(crate) otel_log: String,
     /// `BAE_METRICS_ADDR`, `--metrics-addr`: the port on which Prometheus reads the metrics. Default: none, which `off`
     /// says too.
@@ -272,6 +271,11 @@ impl Config {
     /// Whether anybody reads the metrics of this node.
     pub(crate) fn has_metrics(&self) -> bool {
         self.metrics_addr.is_some() || self.telemetry.enabled && self.telemetry.metrics
+    }
+
+    /// Whether spans are exported.
+    pub(crate) fn has_traces(&self) -> bool {
+        self.telemetry.enabled && self.telemetry.traces
     }
 
     /// The provider of that name.

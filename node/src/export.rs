@@ -12,21 +12,27 @@ mod scrape;
 pub(crate) use gauges::observe;
 
 use crate::config::Config;
+use crate::telemetry::context::Ids;
 use anyhow::Context;
 use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::{Aggregation, Instrument, PeriodicReader, SdkMeterProvider, Stream};
+use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider};
 use scrape::Reader;
 use std::time::Duration;
 
 /// The time between two exports of metrics.
 const INTERVAL: Duration = Duration::from_secs(15);
+/// How many spans may wait for their export; further ones are dropped.
+const QUEUE: usize = 8192;
 /// How long the last export may take when the node ends.
 const LAST_EXPORT: Duration = Duration::from_secs(3);
 
 /// The pipelines of this process.
 pub(crate) struct Export {
     meters: Option<SdkMeterProvider>,
+    tracers: Option<SdkTracerProvider>,
     reader: Option<Reader>,
 }
 
@@ -60,7 +66,17 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Export> {
         opentelemetry::global::set_meter_provider(meters.clone());
         Ok(meters)
     });
-    Ok(Export { meters: meters.transpose()?, reader })
+    let tracers = config.has_traces().then(|| -> anyhow::Result<_> {
+        let exporter = otlp::spans(config).context("the export of spans cannot be set up")?;
+        let queue = BatchConfigBuilder::default().with_max_queue_size(QUEUE).build();
+        Ok(SdkTracerProvider::builder()
+            .with_resource(resource)
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(telemetry.sample_ratio))))
+            .with_id_generator(Ids::default())
+            .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(queue).build())
+            .build())
+    });
+    Ok(Export { meters: meters.transpose()?, tracers: tracers.transpose()?, reader })
 }
 
 /// A name of this process that no other has.
@@ -69,6 +85,11 @@ fn instance() -> String {
 }
 
 impl Export {
+    /// What makes spans, if they are exported.
+    pub(crate) fn tracer(&self) -> Option<SdkTracer> {
+        self.tracers.as_ref().map(|tracers| tracers.tracer("bae"))
+    }
+
     /// Serves the scrape port until `stop`.
     pub(crate) async fn serve(
         &self,
@@ -82,12 +103,22 @@ impl Export {
     /// Sends what is left, for a limited time. Blocking calls of the exporters get a thread of their own, because on a
     /// worker of the runtime they would wait for a task that cannot run meanwhile.
     pub(crate) async fn shutdown(self) {
-        let Export { meters, .. } = self;
-        let last = tokio::task::spawn_blocking(move || {
-            if let Some(Err(error)) = meters.map(|meters| meters.shutdown()) {
-                tracing::warn!(%error, "the last metrics were not exported");
+        let Export { meters, tracers, .. } = self;
+        if meters.is_none() && tracers.is_none() {
+            return;
+        }
+        // Both at once, so that they share the time.
+        let spans =
+            tokio::task::spawn_blocking(move || tracers.map_or(Ok(()), |of| of.shutdown_with_timeout(LAST_EXPORT)));
+        let metrics =
+            tokio::task::spawn_blocking(move || meters.map_or(Ok(()), |of| of.shutdown_with_timeout(LAST_EXPORT)));
+        let last = async {
+            for (what, sent) in [("spans", spans.await), ("metrics", metrics.await)] {
+                if let Ok(Err(error)) = sent {
+                    tracing::warn!(%error, "the last {what} were not exported");
+                }
             }
-        });
+        };
         if tokio::time::timeout(LAST_EXPORT, last).await.is_err() {
             tracing::warn!("the collector did not take the last metrics and spans in time");
         }

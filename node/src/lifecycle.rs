@@ -109,7 +109,9 @@ pub(crate) async fn run(
         node = app.cluster.node(),
         "serving"
     );
-    let measured = |router, port| if app.config.has_metrics() { measured(router, port) } else { router };
+    let measured = |router, port| {
+        if app.config.has_metrics() || app.config.has_traces() { measured(router, port) } else { router }
+    };
     let clients = measured(crate::api::router(Arc::clone(&app)), "client");
     let admin = measured(crate::admin::router(Arc::clone(&app)), "admin");
     let clients = serve(ports.client, clients, app.halt.clone());

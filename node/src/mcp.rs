@@ -27,6 +27,7 @@ pub(crate) use content::content_blocks;
 pub(crate) use server::{Resolve, ServerConfig, Transport};
 
 use crate::telemetry::metrics::metrics;
+use crate::telemetry::{context, spans};
 use connection::{Connection, Connector, Fault, Reply};
 use engine::ids::SessionId;
 use engine::json::Raw;
@@ -41,6 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span};
 
 /// The variables of the node's environment that a stdio server inherits if they are set; for [`Settings::environment`].
 pub(crate) const INHERITED: [&str; 10] =
@@ -140,10 +142,10 @@ impl Mcp {
                 distinct.push(server);
             }
         }
-        let list = async |server| {
-            let begun = Instant::now();
-            let listed = self.list_tools(session, server).await;
-            measured("tools/list", begun, listed.is_err().then_some("_OTHER"));
+        let list = async |server: &ServerConfig| {
+            let (begun, span) = (Instant::now(), spans::mcp(&server.name, server.transport.kind(), None));
+            let listed = self.list_tools(session, server).instrument(span.clone()).await;
+            measured("tools/list", begun, &span, listed.is_err().then_some("_OTHER"));
             listed
         };
         let lists = join_all(distinct.iter().map(|server| list(server))).await;
@@ -189,7 +191,8 @@ impl Mcp {
         result
     }
 
-    /// Calls a tool, and connects first if necessary. `trace` is the `traceparent` that the server gets.
+    /// Calls a tool, and connects first if necessary. The server gets the `traceparent` of the call's span, or where
+    /// spans are not exported `trace`.
     pub(crate) async fn call(
         &self,
         session: SessionId,
@@ -198,11 +201,12 @@ impl Mcp {
         input: &RawValue,
         trace: Option<&str>,
     ) -> CallOutcome {
-        let begun = Instant::now();
-        let outcome = self.attempt(session, server, tool, input, trace).await;
+        let (begun, span) = (Instant::now(), spans::mcp(&server.name, server.transport.kind(), Some(tool)));
+        let outcome = self.attempt(session, server, tool, input, trace).instrument(span.clone()).await;
         measured(
             "tools/call",
             begun,
+            &span,
             match &outcome {
                 Ok(Reply { is_error: false, .. }) => None,
                 Ok(Reply { is_error: true, .. }) => Some("tool_error"),
@@ -226,6 +230,8 @@ impl Mcp {
     ) -> Result<Reply, Fault> {
         let Inner { connector, pool, .. } = &*self.inner;
         let lease = pool.lease(session, &server.name)?;
+        let own = context::current();
+        let trace = own.as_deref().or(trace);
         let mut repeat = true;
         loop {
             let connection = Box::pin(lease.connection(connector, server)).await?;
@@ -275,7 +281,10 @@ impl Mcp {
 }
 
 /// Records how long a request to a server took, and why it failed if it did.
-fn measured(method: &'static str, begun: Instant, error: Option<&'static str>) {
+fn measured(method: &'static str, begun: Instant, span: &Span, error: Option<&'static str>) {
+    if let Some(error) = error {
+        spans::failed(span, error);
+    }
     let method = KeyValue::new("mcp.method.name", method);
     let time = begun.elapsed();
     match error {

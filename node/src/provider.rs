@@ -6,6 +6,7 @@
 
 use crate::config::{Config, Environment, Provider, resolve};
 use crate::telemetry::model::{ModelLabels, Outcome, Usage};
+use crate::telemetry::{Naming, spans};
 use backon::BackoffBuilder;
 use bytes::Bytes;
 use engine::json;
@@ -19,6 +20,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 /// The time to connect to a provider's host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,7 +35,8 @@ pub(crate) struct Providers {
     entries: HashMap<String, Provider>,
     environment: Arc<dyn Environment>,
     labels: HashMap<String, ModelLabels>,
-    /// Whether anybody reads what is measured.
+    naming: Naming,
+    /// Whether anybody reads metrics or spans.
     measured: bool,
 }
 
@@ -64,7 +67,8 @@ impl Providers {
             entries,
             environment: Arc::clone(&config.environment),
             labels: labels.collect(),
-            measured: config.has_metrics(),
+            naming: config.telemetry.naming,
+            measured: config.has_metrics() || config.has_traces(),
         })
     }
 
@@ -74,16 +78,20 @@ impl Providers {
     }
 
     /// Makes an attempt, retries included. It ends within the entry's timeout, whatever the provider does.
-    pub(crate) async fn attempt(&self, request: &Request) -> Reply {
-        let begun = Instant::now();
-        let (reply, outcome) = Box::pin(self.attempt_until_known(request)).await;
-        if self.measured
-            && let Some(labels) = self.labels.get(&request.entry)
-        {
-            let usage = reply.body.as_ref().map_or_else(Usage::default, |body| Usage::of(request.wire, body));
-            labels.ended(outcome, begun.elapsed(), error_type(outcome, &reply), usage);
+    /// Returns what it used, too, as far as the answer says and somebody wants to know.
+    pub(crate) async fn attempt(&self, request: &Request) -> (Reply, Usage) {
+        let (begun, span) = (Instant::now(), spans::provider(request));
+        let (reply, outcome) = Box::pin(self.attempt_until_known(request)).instrument(span.clone()).await;
+        if !self.measured {
+            return (reply, Usage::default());
         }
-        reply
+        let usage = reply.body.as_ref().map_or_else(Usage::default, |body| Usage::of(request.wire, body));
+        let error = error_type(outcome, &reply);
+        if let Some(labels) = self.labels.get(&request.entry) {
+            labels.ended(outcome, begun.elapsed(), error, usage);
+        }
+        spans::provider_answered(&span, reply.status, outcome, error, usage, self.naming);
+        (reply, usage)
     }
 
     async fn attempt_until_known(&self, request: &Request) -> (Reply, Outcome) {

@@ -6,8 +6,12 @@
 //! output of a tool, or a text of a provider (ARCHITECTURE.md, invariants of absence). Labels of metrics are small
 //! closed sets: no ids, and no names that a client or a model chose.
 
+pub(crate) mod context;
 pub(crate) mod metrics;
 pub(crate) mod model;
+#[cfg(test)]
+mod reference;
+pub(crate) mod spans;
 
 use serde::Deserialize;
 

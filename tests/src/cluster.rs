@@ -86,6 +86,12 @@ impl Plan {
         self
     }
 
+    /// More configuration of every node.
+    pub fn toml(mut self, text: &str) -> Self {
+        self.config = self.config.toml(text);
+        self
+    }
+
     /// One more MCP server, used by the profile.
     pub fn mcp(mut self, mcp: &Mcp) -> Self {
         self.config = self.config.toml(&mcp.toml());

@@ -9,6 +9,7 @@ pub mod admin;
 pub mod checker;
 pub mod client;
 pub mod cluster;
+pub mod collector;
 pub mod database;
 pub mod docker;
 pub mod files;

@@ -65,6 +65,8 @@ pub struct Responder {
     opened: Mutex<usize>,
     /// The `authorization` header of the last HTTP request.
     authorization: Mutex<Option<String>>,
+    /// The headers of all HTTP requests.
+    headers: Mutex<Vec<(String, String)>>,
     /// The sessions that HTTP knows; others get 404.
     sessions: Mutex<Vec<String>>,
     hang_up: broadcast::Sender<()>,
@@ -100,6 +102,7 @@ impl Mcp {
             calls: Mutex::default(),
             opened: Mutex::default(),
             authorization: Mutex::default(),
+            headers: Mutex::default(),
             sessions: Mutex::default(),
             hang_up: broadcast::channel(4).0,
             refusing: Mutex::default(),
@@ -175,6 +178,11 @@ impl Mcp {
     /// HTTP: the `authorization` header of the last request.
     pub fn authorization(&self) -> Option<String> {
         self.responder.authorization.lock().unwrap().clone()
+    }
+
+    /// HTTP: the headers of all requests so far.
+    pub fn headers(&self) -> Vec<(String, String)> {
+        self.responder.headers.lock().unwrap().clone()
     }
 
     /// HTTP: forgets every session, so that the next request gets 404.

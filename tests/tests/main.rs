@@ -2,7 +2,7 @@
 //! or the database file.
 //!
 //! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the
-//! middle; `cluster` does so with several nodes, and `sandboxes` with containers.
+//! middle; `cluster` does so with several nodes, and `sandboxes` with containers; `telemetry` reads metrics and spans.
 #![allow(clippy::unwrap_used)]
 
 mod cli;
@@ -11,3 +11,4 @@ mod faults;
 mod golden;
 mod readme;
 mod sandboxes;
+mod telemetry;

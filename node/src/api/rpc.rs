@@ -1,10 +1,11 @@
 //! `POST …/rpc`: authentication, the envelope, then the method.
 
 use super::caller::Caller;
-use super::{calls, drivers, sandboxes, sessions, stream, subagents, subscribe, trace};
+use super::{calls, drivers, sandboxes, sessions, stream, subagents, subscribe};
 use crate::app::App;
 use crate::http::body;
 use crate::http::problem::Problem;
+use crate::telemetry::context;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -30,7 +31,9 @@ pub(super) async fn call(
         Ok(method) => method,
         Err(error) => return Ok(stream::whole(id.map_or_else(String::new, |id| rpc::error(&id, &error)))),
     };
-    let caller = Caller { app, session, key, traceparent: trace::parent(&headers) };
+    // Where spans are exported, the call's span becomes the child of the request's, which is in the caller's trace.
+    let traceparent = context::current().or_else(|| context::received(&headers).map(str::to_owned));
+    let caller = Caller { app, session, key, traceparent };
     Ok(dispatch(caller, method, id, &params).await)
 }
 

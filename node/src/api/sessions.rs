@@ -7,6 +7,7 @@ use crate::http::path_id::Named;
 use crate::http::problem::Problem;
 use crate::secret::{Kind, digest};
 use crate::session;
+use crate::telemetry::spans;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -25,6 +26,7 @@ use engine::tools::{Declarations, Forbidden};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use std::sync::Arc;
+use tracing::Instrument;
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
@@ -53,7 +55,9 @@ pub(super) async fn open(State(app): State<Arc<App>>, headers: HeaderMap, body: 
     let id = SessionId(coordinator::fresh_id());
     // A task of its own, because it must end even if the client does not wait: MCP connections are made for the
     // session.
-    let created = app.tasks.spawn(create(Arc::clone(&app), id, client.key, profile, provider, open, declarations));
+    let span = spans::session(id, &profile.fields.name);
+    let create = create(Arc::clone(&app), id, client.key, profile, provider, open, declarations);
+    let created = app.tasks.spawn(create.instrument(span));
     created.await.unwrap_or_else(|_| Err(Problem::internal()))
 }
 

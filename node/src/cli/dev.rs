@@ -111,7 +111,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
         config.telemetry.enabled = false;
     }
     let export = export::start(&config)?;
-    logging::start(&config);
+    logging::start(&config, export.tracer());
     allow_open_files();
     let stop = signals::stop()?;
     let ports = bind(&config).await?;

@@ -98,7 +98,7 @@ impl Args {
 pub(super) async fn serve(args: Args) -> Result<(), Failure> {
     let config = Config::load(&args.flags(), Arc::new(ProcessEnvironment))?;
     let export = export::start(&config)?;
-    logging::start(&config);
+    logging::start(&config, export.tracer());
     allow_open_files();
     let stop = signals::stop()?;
     let ports = bind(&config).await?;
@@ -109,7 +109,7 @@ pub(super) async fn serve(args: Args) -> Result<(), Failure> {
 
 pub(super) async fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     let config = Config::load(&args.common.flags(), Arc::new(ProcessEnvironment))?;
-    logging::start(&config);
+    logging::start(&config, None);
     let db = open(&config).await?;
     db.close().await;
     tracing::info!(database = %config.database, "the schema is up to date");

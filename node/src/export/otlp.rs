@@ -4,7 +4,7 @@ use crate::config::{Config, Protocol, resolve};
 use anyhow::Context;
 use opentelemetry_otlp::tonic_types::metadata::MetadataMap;
 use opentelemetry_otlp::tonic_types::transport::ClientTlsConfig;
-use opentelemetry_otlp::{MetricExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
+use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
 use secrecy::ExposeSecret;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,6 +23,23 @@ pub(super) fn metrics(config: &Config) -> anyhow::Result<MetricExporter> {
         }
         Protocol::Http => {
             let builder = MetricExporter::builder().with_http().with_endpoint(path(endpoint, "v1/metrics"));
+            builder.with_timeout(TIMEOUT).with_headers(headers(config)?).build()
+        }
+    };
+    Ok(exporter?)
+}
+
+/// The exporter of spans.
+pub(super) fn spans(config: &Config) -> anyhow::Result<SpanExporter> {
+    let endpoint = config.telemetry.otlp_endpoint.as_deref().unwrap_or_default();
+    let exporter = match config.telemetry.otlp_protocol {
+        Protocol::Grpc => {
+            let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(TIMEOUT);
+            let builder = builder.with_metadata(metadata(config)?);
+            if is_tls(endpoint) { builder.with_tls_config(tls()).build() } else { builder.build() }
+        }
+        Protocol::Http => {
+            let builder = SpanExporter::builder().with_http().with_endpoint(path(endpoint, "v1/traces"));
             builder.with_timeout(TIMEOUT).with_headers(headers(config)?).build()
         }
     };

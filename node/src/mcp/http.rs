@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{StatusCode, redirect};
-use rmcp::model::ClientJsonRpcMessage;
+use rmcp::model::{ClientJsonRpcMessage, GetMeta};
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
@@ -25,6 +25,8 @@ use tokio_util::sync::CancellationToken;
 /// What the transport fails with.
 pub(super) type HttpError = StreamableHttpError<reqwest::Error>;
 
+/// The header of a request that carries trace context, as its `params._meta` does.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const MAX_REDIRECTS: usize = 5;
 /// The most bytes of the body of an error answer, which becomes part of a text for the model.
 const MAX_ERROR_BODY: usize = 4 * 1024;
@@ -137,6 +139,13 @@ impl StreamableHttpClient for BoundedClient {
         headers: HashMap<HeaderName, HeaderValue>,
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
+        let mut headers = headers;
+        if let ClientJsonRpcMessage::Request(request) = &message
+            && let Some(trace) = request.request.get_meta().get_traceparent()
+            && let Ok(trace) = HeaderValue::from_str(trace)
+        {
+            headers.insert(TRACEPARENT, trace);
+        }
         let exchange = self.client.post_message_with_response_limits(uri, message, session, auth, headers, limits);
         Ok(match self.bounded(exchange).await? {
             StreamableHttpPostResponse::Sse(events, id) => {

@@ -3,6 +3,7 @@
 use super::lifecycle::{error, lost, running};
 use crate::app::App;
 use crate::telemetry::metrics::metrics;
+use crate::telemetry::spans;
 use coordinator::Error;
 use coordinator::log::{Sandbox, Side};
 use engine::event::payload::CommandOutput;
@@ -11,6 +12,7 @@ use opentelemetry::KeyValue;
 use sandbox::{Captured, Command};
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::Instrument;
 
 /// The result of a command.
 #[derive(Debug)]
@@ -37,8 +39,13 @@ pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<Strin
     };
     let (timeout, output_cap) = (app.config.sandbox.exec_timeout, app.config.sandbox.output_cap);
     let command = Command { script, timeout, output_cap };
-    let begun = Instant::now();
-    let ran = driver.exec(&sandbox.id.to_string(), &command).await;
+    let (begun, span) = (Instant::now(), spans::exec(sandbox.id));
+    let ran = driver.exec(&sandbox.id.to_string(), &command).instrument(span.clone()).await;
+    match &ran {
+        Ok(output) => drop(span.record("process.exit.code", output.exit_code)),
+        Err(sandbox::Error::TimedOut(_)) => spans::failed(&span, "timeout"),
+        Err(_) => spans::failed(&span, "_OTHER"),
+    }
     let outcome = match &ran {
         Ok(_) => "ok",
         Err(sandbox::Error::TimedOut(_)) => "timeout",

@@ -6,6 +6,7 @@
 use super::measure::{self, Course};
 use super::owned::{KnownPause, Owner, context};
 use crate::sandboxes::{self, command::Ran};
+use crate::telemetry::spans;
 use coordinator::Error;
 use coordinator::cluster::Call;
 use coordinator::cluster::Progress;
@@ -13,7 +14,6 @@ use coordinator::log::{Append, CallRow};
 use engine::event::{Event, EventNumber};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::ids::{CallId, KeyId, SubagentId};
-use engine::request::Request;
 use engine::round::{Dispatch, ToolUse};
 use engine::rpc::RpcError;
 use engine::turn::{Action, Context, McpReply, SandboxReply, Step};
@@ -45,25 +45,6 @@ pub(super) struct Open {
     pub first: Option<Step>,
 }
 
-/// A call and the trace context (W3C `traceparent`) that its caller sent. Each provider attempt and each tool call is a
-/// span in this context, also after another node has taken over the call.
-pub(super) struct CallTrace {
-    pub call: CallId,
-    pub parent: Option<String>,
-}
-
-impl CallTrace {
-    fn attempt(&self, request: &Request) -> Span {
-        let parent = self.parent.as_deref();
-        tracing::debug_span!("provider_attempt", traceparent = parent, call = %self.call, entry = request.entry)
-    }
-
-    fn tool_call(&self, tool_use: &ToolUse) -> Span {
-        let (parent, server) = (self.parent.as_deref(), tool_use.server_name.as_deref());
-        tracing::debug_span!("tool_call", traceparent = parent, call = %self.call, tool = tool_use.name, server)
-    }
-}
-
 /// What the next append says about subagents.
 #[derive(Default)]
 struct Told {
@@ -83,11 +64,13 @@ enum Stopped {
 
 impl Owner {
     /// Carries out a call until it ends or this node cannot go on with it.
-    pub(super) async fn drive(&mut self, trace: CallTrace, ctx: Context<'static>, open: Option<Open>) -> Ended {
+    pub(super) async fn drive(&mut self, call: spans::Call, ctx: Context<'static>, open: Option<Open>) -> Ended {
         let running = self.app.running_turns.enter();
-        let ended = self.steps(trace, ctx, open, Course::begin()).await;
+        let span = spans::turn(&call);
+        let steps = self.steps(call, ctx, open, Course::begin(span.clone()));
+        let ended = Box::pin(steps).instrument(span.clone()).await;
         if matches!(ended, Ended::Stop) && self.lease.stop.is_cancelled() {
-            measure::ended("cancelled");
+            measure::ended(&span, "cancelled");
         }
         drop(running);
         ended
@@ -95,12 +78,12 @@ impl Owner {
 
     async fn steps(
         &mut self,
-        trace: CallTrace,
+        traced: spans::Call,
         mut ctx: Context<'static>,
         open: Option<Open>,
         mut course: Course,
     ) -> Ended {
-        let call = trace.call;
+        let call = traced.id;
         let (mut opening, mut first) = match open {
             Some(Open { call, gate, first }) => (Some((call, gate)), first),
             None => (None, None),
@@ -165,30 +148,33 @@ impl Owner {
                 Action::Continue | Action::End(_) => {}
                 Action::Ask(request) => {
                     let providers = Arc::clone(&self.app.providers);
-                    let attempt = providers.attempt(&request).instrument(trace.attempt(&request));
-                    let Some(reply) = self.unless_stopped(call, attempt).await else {
+                    let attempt = providers.attempt(&request);
+                    let Some((reply, usage)) = self.unless_stopped(call, attempt).await else {
                         return Ended::Stop;
                     };
-                    course.outside(acted);
+                    course.asked(acted, usage);
                     self.turn.provider_answered(&ctx, reply);
                 }
                 Action::Mcp(tool_use) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
-                    let tool_call = call_mcp(&app, session, &tool_use).instrument(trace.tool_call(&tool_use));
+                    let span = spans::tool(&tool_use, "mcp");
+                    let trace = traced.parent.as_deref();
+                    let tool_call = call_mcp(&app, session, &tool_use, trace).instrument(span.clone());
                     let Some(reply) = self.unless_stopped(call, tool_call).await else {
                         return Ended::Stop;
                     };
-                    course.tool(Dispatch::Mcp, acted, matches!(reply, McpReply::Result { is_error: false, .. }));
+                    course.tool(&span, Dispatch::Mcp, acted, matches!(reply, McpReply::Result { is_error: false, .. }));
                     self.turn.mcp_answered(&ctx, reply);
                 }
                 Action::Sandbox(tool_use, command) => {
                     let app = Arc::clone(&self.app);
                     let run = Box::pin(sandboxes::command::run(&app, self.session, command));
-                    let run = run.instrument(trace.tool_call(&tool_use));
+                    let span = spans::tool(&tool_use, "sandbox");
+                    let run = run.instrument(span.clone());
                     let Some(ran) = self.unless_stopped(call, run).await else {
                         return Ended::Stop;
                     };
-                    course.tool(Dispatch::Sandbox, acted, matches!(ran, Ok(Ran::Output(..))));
+                    course.tool(&span, Dispatch::Sandbox, acted, matches!(ran, Ok(Ran::Output(..))));
                     let reply = match ran {
                         Ok(Ran::Output(sandbox, output)) => SandboxReply::Ran(sandbox.id, output),
                         Ok(Ran::NotRunning) => SandboxReply::NotRunning,
@@ -203,7 +189,7 @@ impl Owner {
                 Action::SubagentStatus(asked) => {
                     match sandboxes::subagents::read_status(&self.app, self.session, asked.as_deref()).await {
                         Ok((status, ended)) => {
-                            course.tool(Dispatch::Subagent, acted, status.is_ok());
+                            course.tool(&Span::none(), Dispatch::Subagent, acted, status.is_ok());
                             told.ended = ended;
                             self.turn.status_read(&ctx, status);
                         }
@@ -216,11 +202,13 @@ impl Owner {
                 Action::Launch(id, launch) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
                     let key = self.turn.acting().unwrap_or(KeyId([0; 16]));
+                    let span = spans::subagent(id, &launch.harness);
                     let launching = Box::pin(sandboxes::subagents::launch(&app, session, key, id, &launch));
+                    let launching = launching.instrument(span.clone());
                     let Some(started) = self.unless_stopped(call, launching).await else {
                         return Ended::Stop;
                     };
-                    course.tool(Dispatch::Subagent, acted, started.is_ok());
+                    course.tool(&span, Dispatch::Subagent, acted, started.is_ok());
                     told.running = started.is_ok().then_some(id);
                     self.turn.launched(&ctx, id, &launch, started);
                 }
@@ -407,12 +395,17 @@ fn row_of(call: &Call, gate: GateFound) -> CallRow {
     CallRow { key: call.key, idempotency: call.idempotency.clone(), traceparent: call.traceparent.clone(), gate }
 }
 
-async fn call_mcp(app: &crate::app::App, session: engine::ids::SessionId, tool_use: &ToolUse) -> McpReply {
+async fn call_mcp(
+    app: &crate::app::App,
+    session: engine::ids::SessionId,
+    tool_use: &ToolUse,
+    trace: Option<&str>,
+) -> McpReply {
     let name = tool_use.server_name.as_deref().unwrap_or_default();
     let Some(server) = app.config.mcp_servers.iter().find(|server| server.name == name) else {
         return McpReply::Failed(format!("server '{name}' is not configured any more"));
     };
-    match app.mcp.call(session, server, &tool_use.name, &tool_use.input, None).await {
+    match app.mcp.call(session, server, &tool_use.name, &tool_use.input, trace).await {
         crate::mcp::CallOutcome::Ok { result, is_error } => {
             let content = crate::mcp::content_blocks(&result);
             McpReply::Result { result, is_error, content }

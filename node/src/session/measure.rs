@@ -3,6 +3,8 @@
 
 use crate::app::App;
 use crate::telemetry::metrics::metrics;
+use crate::telemetry::model::Usage;
+use crate::telemetry::spans;
 use engine::event::{Event, EventType, Payload};
 use engine::gate::{End, GateAfter, GateFound};
 use engine::json::Object;
@@ -11,28 +13,38 @@ use engine::round::Dispatch;
 use opentelemetry::KeyValue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::Span;
 
 /// The course of a call on this node.
 pub(super) struct Course {
     begun: Instant,
     /// The time of providers and tools.
     outside: Duration,
+    span: Span,
+    input_tokens: u64,
+    output_tokens: u64,
 }
 
 impl Course {
-    pub(super) fn begin() -> Self {
-        Self { begun: Instant::now(), outside: Duration::ZERO }
+    pub(super) fn begin(span: Span) -> Self {
+        Self { begun: Instant::now(), outside: Duration::ZERO, span, input_tokens: 0, output_tokens: 0 }
     }
 
-    /// What was done since then was not the product's own work.
-    pub(super) fn outside(&mut self, since: Instant) {
+    /// A provider that was asked then has answered, or could not.
+    pub(super) fn asked(&mut self, since: Instant, usage: Usage) {
         self.outside += since.elapsed();
+        self.input_tokens = self.input_tokens.saturating_add(usage.input.unwrap_or(0));
+        self.output_tokens = self.output_tokens.saturating_add(usage.output.unwrap_or(0));
     }
 
     /// A tool that was called then has answered, or could not.
-    pub(super) fn tool(&mut self, kind: Dispatch, since: Instant, succeeded: bool) {
-        self.outside(since);
-        metrics().tool_latency.record(since.elapsed(), &[KeyValue::new("kind", word(kind))]);
+    pub(super) fn tool(&mut self, span: &Span, kind: Dispatch, since: Instant, succeeded: bool) {
+        let time = since.elapsed();
+        self.outside += time;
+        if !succeeded {
+            spans::failed(span, "tool_error");
+        }
+        metrics().tool_latency.record(time, &[KeyValue::new("kind", word(kind))]);
         tool_ended(kind, succeeded);
     }
 
@@ -41,16 +53,23 @@ impl Course {
         let time = self.begun.elapsed();
         metrics().turn_duration.record(time, &[]);
         metrics().turn_overhead.record(time.saturating_sub(self.outside), &[]);
-        ended(match (end.gate, &end.outcome) {
+        self.span.record("gen_ai.usage.input_tokens", self.input_tokens.cast_signed());
+        self.span.record("gen_ai.usage.output_tokens", self.output_tokens.cast_signed());
+        let outcome = match (end.gate, &end.outcome) {
             (GateAfter::Paused(_), _) => "paused",
             (GateAfter::Free, Outcome::Message(_) | Outcome::Compacted(_)) => "ok",
             (GateAfter::Failed, _) | (GateAfter::Free, Outcome::Unavailable | Outcome::Error(_)) => "failed",
-        });
+        };
+        ended(&self.span, outcome);
     }
 }
 
 /// Counts the end of a call.
-pub(super) fn ended(outcome: &'static str) {
+pub(super) fn ended(span: &Span, outcome: &'static str) {
+    span.record("bae.outcome", outcome);
+    if outcome == "failed" {
+        spans::failed(span, outcome);
+    }
     metrics().turns_completed.add(1, &[KeyValue::new("outcome", outcome)]);
 }
 
@@ -58,7 +77,7 @@ pub(super) fn ended(outcome: &'static str) {
 pub(super) fn opened(app: &App, found: GateFound, committed: &[Arc<Event>]) {
     match found {
         GateFound::Free => {}
-        GateFound::ExpiredPause => ended("abandoned"),
+        GateFound::ExpiredPause => ended(&Span::none(), "abandoned"),
         // The results are read only where somebody reads the metrics, because they may be long.
         GateFound::OwnPause if app.config.has_metrics() => {
             for event in committed.iter().map(|committed| &committed.event) {

@@ -3,10 +3,11 @@
 //!
 //! Only the task that holds the lease runs this. `session` starts it for every lease that the coordinator hands over.
 
-use super::drive::{CallTrace, Ended, Open};
+use super::drive::{Ended, Open};
 use super::owned::{KnownPause, Owner, context};
 use crate::app::App;
 use crate::telemetry::metrics::metrics;
+use crate::telemetry::spans;
 use coordinator::Error;
 use coordinator::cluster::{Call, Claim};
 use coordinator::cluster::{Lease, Progress};
@@ -201,11 +202,14 @@ impl Owner {
         };
         tracing::info!(session = %self.session, takeovers, "an interrupted turn is carried on");
         self.lease.tell(call, Progress::Running).await;
+        let profile = record.profile_name.clone();
         let ctx = context(&self.app, record);
         self.turn.recover(&ctx, takeovers);
         // The turn goes on even if its trace context cannot be read. Its spans then belong to no trace.
         let started = self.app.log.call(call).await.ok().flatten();
-        self.drive(CallTrace { call, parent: started.and_then(|call| call.traceparent) }, ctx, None).await
+        let parent = started.and_then(|call| call.traceparent);
+        let call = spans::Call { id: call, session: self.session, profile, parent, carried_on: true };
+        self.drive(call, ctx, None).await
     }
 
     async fn serve_call(&mut self, call: Call) -> Ended {
@@ -228,7 +232,7 @@ impl Owner {
                 return Ended::Reload;
             }
         };
-        let deleted = record.deleted;
+        let (deleted, profile) = (record.deleted, record.profile_name.clone());
         let ctx = context(&self.app, record);
         let first = match (&call.opening, deleted) {
             (Opening::Compact(_), true) => return self.refuse(call.id, RpcError::profile_unavailable()).await,
@@ -238,8 +242,9 @@ impl Owner {
                 Err(error) => return self.refuse(call.id, error).await,
             },
         };
-        let trace = CallTrace { call: call.id, parent: call.traceparent.clone() };
-        self.drive(trace, ctx, Some(Open { call, gate, first })).await
+        let parent = call.traceparent.clone();
+        let traced = spans::Call { id: call.id, session: self.session, profile, parent, carried_on: false };
+        self.drive(traced, ctx, Some(Open { call, gate, first })).await
     }
 
     async fn refuse(&self, call: CallId, error: RpcError) -> Ended {

@@ -57,6 +57,7 @@ pub(super) async fn serve(kind: Kind, responder: Arc<Responder>) -> Serving {
 // Streamable HTTP.
 
 async fn streamable(responder: Arc<Responder>, request: Request, mut conn: Conn) {
+    responder.headers.lock().unwrap().extend(request.headers.clone());
     *responder.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
     if responder.is_refusing() {
         return;
@@ -101,6 +102,7 @@ async fn streamable(responder: Arc<Responder>, request: Request, mut conn: Conn)
 type Streams = Arc<Mutex<HashMap<String, mpsc::Sender<Option<String>>>>>;
 
 async fn sse(responder: Arc<Responder>, streams: Streams, request: Request, mut conn: Conn) {
+    responder.headers.lock().unwrap().extend(request.headers.clone());
     *responder.authorization.lock().unwrap() = request.header("authorization").map(str::to_owned);
     if responder.is_refusing() {
         return;

@@ -1,0 +1,37 @@
+//! Another node carries a turn on: its span is in the same trace and leads to the first one.
+
+use super::{PARENT, TRACE, send_traced, traceparent};
+use serde_json::json;
+use tests::cluster::Plan;
+use tests::collector::Collector;
+use tests::provider::Answer;
+
+#[tokio::test]
+async fn the_next_owner_links_to_the_first() {
+    let collector = Collector::start().await;
+    let mut cluster = Plan::default().toml(&collector.grpc_toml("")).start().await;
+    let (session, owner) = cluster.owned_session().await;
+    let asked = cluster.other(&[owner]);
+    let mut held = cluster.provider.hold(Answer::text("never sent"));
+    let (at, header) = (cluster.at(&session, asked), traceparent());
+    let running = tokio::spawn(async move { send_traced(&at, json!("hello"), &header).await });
+    held.arrived().await;
+    cluster.nodes[owner].server.kill9();
+    running.await.expect("an answer");
+
+    let second =
+        collector.until("the span of the next owner", |span| span.trace == TRACE && span.what() == "turn").await;
+    let request = collector.until("the request's span", |span| span.trace == TRACE && span.what() == "request").await;
+    assert_eq!((request.parent.as_str(), second.parent.as_str()), (PARENT, request.id.as_str()));
+    assert_ne!(second.instance, "");
+    assert_eq!(
+        (second.attributes["bae.takeover"].clone(), &second.attributes["bae.outcome"]),
+        (json!(true), &json!("ok"))
+    );
+    let call = second.attributes["bae.call.id"].as_str().expect("the call's id");
+    let first = call[call.len() - 16..].to_owned();
+    assert_eq!(second.links, [(TRACE.to_owned(), first.clone())], "the first owner's span follows from the call");
+    assert_ne!(second.id, first);
+    let asked: Vec<_> = collector.trace(TRACE).into_iter().filter(|span| span.what() == "provider").collect();
+    assert_eq!((asked.len(), asked[0].parent.as_str()), (1, second.id.as_str()), "the killed node sent nothing");
+}
