@@ -59,6 +59,10 @@ fn harmless(metadata: &Metadata<'_>) -> bool {
         krate if UNSAFE_TARGETS.contains(&krate) => false,
         // Spans that are exported are not shown in lines.
         "bae" => !metadata.is_span(),
+        // The clients of container runtimes log what they send, commands and their input too.
+        krate if krate == "bollard" || krate.starts_with("kube") || krate.contains("tungstenite") => {
+            *metadata.level() <= Level::INFO
+        }
         "sqlx" if metadata.target() == "sqlx::postgres::notice" => *metadata.level() <= Level::WARN,
         // What they say of what they could not send.
         krate if krate.starts_with("opentelemetry") => *metadata.level() <= Level::WARN,

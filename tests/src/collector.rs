@@ -10,9 +10,10 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{Tra
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::{Metric, metric, number_data_point};
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -67,7 +68,8 @@ struct State {
     /// Everything, decoded and printed.
     printed: Mutex<String>,
     spans: Mutex<Vec<Span>>,
-    metrics: Mutex<BTreeMap<String, Metric>>,
+    /// What each process sent last, by the process and the name.
+    metrics: Mutex<BTreeMap<(String, String), Metric>>,
 }
 
 /// The collector; dropping it closes its ports.
@@ -163,31 +165,36 @@ impl Collector {
     }
 
     /// The names of all metrics so far.
-    pub fn metrics(&self) -> Vec<String> {
-        self.state.metrics.lock().unwrap().keys().cloned().collect()
+    pub fn metrics(&self) -> BTreeSet<String> {
+        self.state.metrics.lock().unwrap().keys().map(|(_, name)| name.clone()).collect()
     }
 
-    /// The points of a metric, as it was sent last: the value, or of a histogram how many values it has.
+    /// The points of a metric, as each process sent it last: the value, or of a histogram how many values it has.
     pub fn points(&self, name: &str) -> Vec<(Attributes, f64)> {
         let metrics = self.state.metrics.lock().unwrap();
-        let number = |value: Option<number_data_point::Value>| match value {
-            Some(number_data_point::Value::AsInt(number)) => number as f64,
-            Some(number_data_point::Value::AsDouble(number)) => number,
-            None => f64::NAN,
-        };
-        match metrics.get(name).and_then(|metric| metric.data.clone()) {
-            Some(metric::Data::Gauge(gauge)) => {
-                gauge.data_points.iter().map(|point| (attributes(&point.attributes), number(point.value))).collect()
-            }
-            Some(metric::Data::Sum(sum)) => {
-                sum.data_points.iter().map(|point| (attributes(&point.attributes), number(point.value))).collect()
-            }
-            Some(metric::Data::Histogram(histogram)) => {
-                let points = histogram.data_points.iter();
-                points.map(|point| (attributes(&point.attributes), point.count as f64)).collect()
-            }
-            _ => Vec::new(),
+        let named = metrics.iter().filter(|((_, of), _)| of == name);
+        named.flat_map(|(_, metric)| points(metric)).collect()
+    }
+}
+
+fn points(metric: &Metric) -> Vec<(Attributes, f64)> {
+    let number = |value: Option<number_data_point::Value>| match value {
+        Some(number_data_point::Value::AsInt(number)) => number as f64,
+        Some(number_data_point::Value::AsDouble(number)) => number,
+        None => f64::NAN,
+    };
+    match &metric.data {
+        Some(metric::Data::Gauge(gauge)) => {
+            gauge.data_points.iter().map(|point| (attributes(&point.attributes), number(point.value))).collect()
         }
+        Some(metric::Data::Sum(sum)) => {
+            sum.data_points.iter().map(|point| (attributes(&point.attributes), number(point.value))).collect()
+        }
+        Some(metric::Data::Histogram(histogram)) => {
+            let points = histogram.data_points.iter();
+            points.map(|point| (attributes(&point.attributes), point.count as f64)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -201,8 +208,7 @@ impl State {
 
     fn take_spans(&self, request: ExportTraceServiceRequest) {
         for resource in request.resource_spans {
-            let of = attributes(&resource.resource.map(|resource| resource.attributes).unwrap_or_default());
-            let instance = of.get("service.instance.id").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let instance = instance(resource.resource);
             for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                 let kind = match span.kind {
                     1 => "internal",
@@ -226,12 +232,20 @@ impl State {
     }
 
     fn take_metrics(&self, request: ExportMetricsServiceRequest) {
-        let scopes = request.resource_metrics.into_iter().flat_map(|resource| resource.scope_metrics);
         let mut metrics = self.metrics.lock().unwrap();
-        for metric in scopes.flat_map(|scope| scope.metrics) {
-            metrics.insert(metric.name.clone(), metric);
+        for resource in request.resource_metrics {
+            let instance = instance(resource.resource);
+            for metric in resource.scope_metrics.into_iter().flat_map(|scope| scope.metrics) {
+                metrics.insert((instance.clone(), metric.name.clone()), metric);
+            }
         }
     }
+}
+
+/// The process that a resource is.
+fn instance(resource: Option<Resource>) -> String {
+    let of = attributes(&resource.map(|resource| resource.attributes).unwrap_or_default());
+    of.get("service.instance.id").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -9,6 +9,7 @@ mod daemon;
 mod lifecycle;
 mod many;
 mod subagents;
+mod telemetry;
 mod turns;
 
 use bollard::Docker;

@@ -276,6 +276,30 @@ fn a_whole_file() {
     assert_eq!((telemetry.enabled, telemetry.traces, telemetry.metrics), (true, false, true));
     assert_eq!(telemetry.disabled_metrics, ["bae.tool.latency"]);
     assert!(!format!("{:?} {:?} {:?}", config.providers, config.mcp_servers, telemetry).contains("${KEY}"));
+    assert!(config.has_metrics() && !config.has_traces());
+}
+
+#[test]
+fn collectors_and_the_scrape_port() {
+    for (lines, protocol) in [
+        ("otlp_endpoint = \"http://h:4317\"", Protocol::Grpc),
+        ("otlp_endpoint = \"https://h\"", Protocol::Grpc),
+        ("otlp_endpoint = \"https://h/\"", Protocol::Grpc),
+        ("otlp_endpoint = \"http://h:4318\"", Protocol::Http),
+        ("otlp_endpoint = \"https://h/otlp\"", Protocol::Http),
+        ("otlp_endpoint = \"http://h:4318\"\notlp_protocol = \"grpc\"", Protocol::Grpc),
+        ("otlp_endpoint = \"http://h\"\notlp_protocol = \"http/protobuf\"", Protocol::Http),
+    ] {
+        let config = built(&[], &[], &format!("[telemetry]\n{lines}")).unwrap();
+        assert_eq!(config.telemetry.otlp_protocol, protocol, "{lines}");
+        assert!(!config.has_metrics() && !config.has_traces(), "not enabled");
+    }
+    assert!(refused(&[], "[telemetry]\ngenai_semconv = \"v2\"").contains("`v0.1`, `v1.41`, `both`"));
+    let port = |value: &str| built(&[], &[("BAE_METRICS_ADDR", value)], "").unwrap().metrics_addr;
+    assert_eq!((port("127.0.0.1:9464").map(|addr| addr.port()), port("off")), (Some(9464), None));
+    assert!(built(&[("metrics_addr", "127.0.0.1:1")], &[], "").unwrap().has_metrics());
+    let text = refused(&[("BAE_METRICS_ADDR", "9464")], "");
+    assert_eq!(text, "BAE_METRICS_ADDR must be IP:PORT, like 127.0.0.1:9464, or off, not \"9464\"");
 }
 
 #[test]

@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 
 /// The time between two counts in the database.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// How long the node that counts may be silent before another one takes the duty, and how long a count is reported.
-const DUTY: Duration = Duration::from_secs(40);
+/// How long the node that counts may be silent before another one takes the duty.
+const DUTY: Duration = Duration::from_secs(20);
+/// How long a count is reported.
+const STALE: Duration = Duration::from_secs(40);
 
 /// What was counted last, and when.
 type Counted = Arc<Mutex<Option<(Statistics, Instant)>>>;
@@ -68,7 +70,7 @@ fn register(app: &Arc<App>, counted: &Counted) {
         let counted = Arc::clone(counted);
         gauge(&meter, definition, move |observer| {
             let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((statistics, _)) = counted.as_ref().filter(|(_, at)| at.elapsed() < DUTY) {
+            if let Some((statistics, _)) = counted.as_ref().filter(|(_, at)| at.elapsed() < STALE) {
                 observer.observe(number(statistics), &[]);
             }
         });

@@ -174,7 +174,8 @@ impl Owner {
                     let Some(ran) = self.unless_stopped(call, run).await else {
                         return Ended::Stop;
                     };
-                    course.tool(&span, Dispatch::Sandbox, acted, matches!(ran, Ok(Ran::Output(..))));
+                    let ok = matches!(&ran, Ok(Ran::Output(_, output)) if output.exit_code == 0);
+                    course.tool(&span, Dispatch::Sandbox, acted, ok);
                     let reply = match ran {
                         Ok(Ran::Output(sandbox, output)) => SandboxReply::Ran(sandbox.id, output),
                         Ok(Ran::NotRunning) => SandboxReply::NotRunning,

@@ -107,7 +107,8 @@ pub(crate) const SPANS: &[Definition] = &[
             "gen_ai.tool.type",
             "error.type",
         ],
-        meaning: "a tool call that the server dispatched. Tools of the client have none: the call pauses and ends",
+        meaning: "a tool call that the server dispatched to an MCP server or a sandbox. Tools of the client have none: the call \
+                  pauses and ends",
     },
     Definition {
         target: "bae::mcp",

@@ -2,12 +2,24 @@
 
 use super::{send_traced, traceparent};
 use serde_json::json;
+use tests::cluster;
 use tests::collector::Collector;
 use tests::fixture::Plan;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::ports::Port;
 use tests::provider::Answer;
 use tests::server::ADMIN_KEY;
+
+/// Fails if one of these is in a text.
+fn assert_none(secrets: &[&str], what: &str, text: &str) {
+    for secret in secrets {
+        let around = text.find(secret).map(|at| {
+            &text
+                [text.floor_char_boundary(at.saturating_sub(300))..text.floor_char_boundary((at + 100).min(text.len()))]
+        });
+        assert_eq!(around, None, "{secret} is in the {what}");
+    }
+}
 
 #[tokio::test]
 async fn nothing_that_was_said_and_no_key() {
@@ -61,19 +73,37 @@ async fn nothing_that_was_said_and_no_key() {
             .any(|(name, value)| name == "x-collector" && value == "said-collector-token");
         assert!(sent, "the collector's header");
         let client_key = fixture.key.secret.as_str();
-        for (what, text) in [("log", &log), ("spans and metrics", &exported), ("scraped", &scraped)] {
-            for secret in ["said-", "token-main", ADMIN_KEY, client_key, session.key.as_str()] {
-                let at = text.find(secret);
-                let around = at.map(|at| {
-                    &text[text.floor_char_boundary(at.saturating_sub(300))..text.floor_char_boundary(at + 100)]
-                });
-                assert_eq!(around, None, "{secret} is in the {what} ({kind:?})");
-            }
+        let keys = ["token-main", ADMIN_KEY, client_key, session.key.as_str()];
+        for (what, text) in [("log", &log), ("spans and metrics", &exported), ("scraped text", &scraped)] {
+            assert_none(&keys, &format!("{what} ({kind:?})"), text);
+            assert_none(&["said-"], &format!("{what} ({kind:?})"), text);
         }
-        for secret in
-            ["said-mcp-token", "said-collector-token", "token-main", ADMIN_KEY, client_key, session.key.as_str()]
-        {
-            assert!(!events.contains(secret), "{secret} is in an event");
-        }
+        assert_none(&keys, "events", &events);
+        assert_none(&["said-mcp-token", "said-collector-token"], "events", &events);
     }
+}
+
+/// The same over Redis and Postgres, where a call goes from one node to another.
+#[tokio::test]
+async fn nothing_on_its_way_between_nodes() {
+    let collector = Collector::start().await;
+    let plan = cluster::Plan::default().nodes(2).toml(&collector.grpc_toml(""));
+    let plan = plan.env("BAE_LOG", "trace").env("BAE_OTEL_LOG", "trace");
+    let mut cluster = plan.start().await;
+    let (session, owner) = cluster.owned_session().await;
+    let at = cluster.at(&session, 1 - owner);
+    cluster.provider.push(Answer::text("said-answer"));
+    at.send("said-message").await.text();
+    cluster.provider.push(Answer::tools(&[("tu_2", "clock", json!({"zone": "said-client-input"}))]));
+    at.send("said-again").await;
+    at.answer(&[("tu_2", "said-client-output")]).await.text();
+    for node in &mut cluster.nodes {
+        node.server.terminate();
+        node.server.ended().await;
+    }
+    let secrets = ["said-", "token-main", ADMIN_KEY, cluster.key.secret.as_str(), session.key.as_str()];
+    for node in &cluster.nodes {
+        assert_none(&secrets, "log", &node.server.log());
+    }
+    assert_none(&secrets, "spans and metrics", &collector.printed());
 }

@@ -34,4 +34,15 @@ async fn the_next_owner_links_to_the_first() {
     assert_ne!(second.id, first);
     let asked: Vec<_> = collector.trace(TRACE).into_iter().filter(|span| span.what() == "provider").collect();
     assert_eq!((asked.len(), asked[0].parent.as_str()), (1, second.id.as_str()), "the killed node sent nothing");
+
+    // What the nodes count of each other.
+    for node in cluster.nodes.iter_mut().enumerate().filter(|(number, _)| *number != owner).map(|(_, node)| node) {
+        node.server.terminate();
+        node.server.ended().await;
+    }
+    let sum = |name: &str| collector.points(name).iter().map(|(_, value)| value).sum::<f64>();
+    assert_eq!(sum("bae.lease.takeovers"), 1.0);
+    assert!(sum("bae.lease.acquisitions") >= 1.0 && sum("bae.redis.duration") > 0.0);
+    assert!(sum("bae.inbox.frames") > 0.0 && sum("bae.feed.lag") > 0.0, "{:?}", collector.metrics());
+    assert_eq!(collector.points("bae.redis.up").iter().map(|(_, up)| *up).collect::<Vec<_>>(), [1.0, 1.0]);
 }
