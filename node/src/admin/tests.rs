@@ -250,7 +250,9 @@ async fn keys() {
     assert_eq!(port.call("DELETE", &path, None).await.0, 204);
     let (status, slug, _) = port.problem("POST", "/admin/v1/keys", Some(json!({"name": "k", "profile_id": id}))).await;
     assert_eq!((status, slug.as_str()), (422, "profile_unavailable"));
-    for body in [json!({"name": "", "profile_id": id}), json!({"name": "k"}), json!({"name": "k", "profile_id": "x"})] {
+    let unknown = port.problem("POST", "/admin/v1/keys", Some(json!({"name": "k", "profile_id": "x"}))).await;
+    assert_eq!((unknown.0, unknown.1.as_str()), (422, "profile_unavailable"));
+    for body in [json!({"name": "", "profile_id": id}), json!({"name": "k"})] {
         assert_eq!(port.problem("POST", "/admin/v1/keys", Some(body)).await.0, 400);
     }
 }

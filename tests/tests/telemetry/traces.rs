@@ -101,6 +101,21 @@ async fn failures_sampling_and_the_filter() {
     assert!(!collector.printed().contains("mock status"), "a text of the provider was exported");
 }
 
+/// A node that samples nothing exports what its callers sample.
+#[tokio::test]
+async fn callers_decide_first() {
+    let collector = Collector::start().await;
+    let mut fixture = Plan::default().toml(&collector.grpc_toml("sample_ratio = 0")).start().await;
+    let session = fixture.driver().await;
+    session.send("hello").await.text();
+    send_traced(&session, json!("hello"), &traceparent()).await;
+    fixture.server.terminate();
+    fixture.server.ended().await;
+    let spans = collector.spans();
+    assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
+    assert_eq!(only(&spans, "turn").attributes["bae.outcome"], "ok");
+}
+
 /// JSON log lines name the span that they belong to.
 #[tokio::test]
 async fn log_lines_name_their_span() {
