@@ -2,7 +2,7 @@
 
 use super::Naming;
 use super::metrics::metrics;
-use engine::json::{Object, Raw};
+use engine::json::{self, Object, Raw};
 use engine::provider::Wire;
 use opentelemetry::KeyValue;
 use std::time::Duration;
@@ -30,7 +30,22 @@ impl Outcome {
     }
 }
 
-/// The tokens that an answer used, as far as the provider says.
+/// The words with which providers say why an answer ended. Others are not passed on.
+const FINISH_REASONS: [&str; 11] = [
+    "end_turn",
+    "tool_use",
+    "max_tokens",
+    "stop_sequence",
+    "pause_turn",
+    "refusal",
+    "stop",
+    "tool_calls",
+    "length",
+    "content_filter",
+    "function_call",
+];
+
+/// What an answer used, and why it ended, as far as the provider says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Input tokens, with those of the cache.
@@ -38,13 +53,24 @@ pub(crate) struct Usage {
     pub(crate) output: Option<u64>,
     pub(crate) cache_read: Option<u64>,
     pub(crate) cache_write: Option<u64>,
+    /// One of a closed set of words.
+    pub(crate) finish_reason: Option<&'static str>,
 }
 
 impl Usage {
     /// Reads the usage of an answer.
     pub(crate) fn of(wire: Wire, body: &Raw) -> Self {
-        let Some(usage) = Object::parse(body).and_then(|body| Object::parse(body.get("usage")?)) else {
-            return Self::default();
+        let Some(body) = Object::parse(body) else { return Self::default() };
+        let said = match wire {
+            Wire::Anthropic => body.str("stop_reason"),
+            Wire::OpenAi => body.get("choices").and_then(json::array).and_then(|choices| {
+                let choice = Object::parse(choices.first()?)?;
+                choice.str("finish_reason")
+            }),
+        };
+        let finish_reason = said.and_then(|said| FINISH_REASONS.into_iter().find(|known| *known == said));
+        let Some(usage) = body.get("usage").and_then(Object::parse) else {
+            return Self { finish_reason, ..Self::default() };
         };
         let tokens = |of: &Object<'_>, key: &str| of.get(key)?.get().parse::<u64>().ok();
         match wire {
@@ -53,7 +79,7 @@ impl Usage {
                 let cache_write = tokens(&usage, "cache_creation_input_tokens");
                 let cached = cache_read.unwrap_or(0).saturating_add(cache_write.unwrap_or(0));
                 let input = tokens(&usage, "input_tokens").map(|input| input.saturating_add(cached));
-                Self { input, output: tokens(&usage, "output_tokens"), cache_read, cache_write }
+                Self { input, output: tokens(&usage, "output_tokens"), cache_read, cache_write, finish_reason }
             }
             Wire::OpenAi => {
                 let details = usage.get("prompt_tokens_details").and_then(Object::parse);
@@ -62,6 +88,7 @@ impl Usage {
                     output: tokens(&usage, "completion_tokens"),
                     cache_read: details.and_then(|details| tokens(&details, "cached_tokens")),
                     cache_write: None,
+                    finish_reason,
                 }
             }
         }
@@ -145,6 +172,15 @@ mod tests {
     fn of(wire: Wire, body: &str) -> [Option<u64>; 4] {
         let usage = Usage::of(wire, &engine::json::parse(body).expect("JSON"));
         [usage.input, usage.output, usage.cache_read, usage.cache_write]
+    }
+
+    #[test]
+    fn only_known_words_of_an_end() {
+        let of = |wire, body: &str| Usage::of(wire, &engine::json::parse(body).expect("JSON")).finish_reason;
+        assert_eq!(of(Wire::Anthropic, r#"{"stop_reason":"end_turn"}"#), Some("end_turn"));
+        assert_eq!(of(Wire::Anthropic, r#"{"stop_reason":"a text","usage":{}}"#), None);
+        assert_eq!(of(Wire::OpenAi, r#"{"choices":[{"finish_reason":"tool_calls"}]}"#), Some("tool_calls"));
+        assert_eq!(of(Wire::OpenAi, r#"{"choices":[],"usage":{}}"#), None);
     }
 
     #[test]

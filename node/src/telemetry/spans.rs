@@ -86,6 +86,7 @@ pub(crate) const SPANS: &[Definition] = &[
             "gen_ai.usage.cache_read.input_tokens",
             "gen_ai.usage.cache_write.input_tokens",
             "gen_ai.usage.cache_creation.input_tokens",
+            "gen_ai.response.finish_reasons",
             "http.response.status_code",
             "server.address",
             "server.port",
@@ -271,6 +272,10 @@ pub(crate) fn provider_answered(
     span.record("http.response.status_code", status.map(i64::from));
     span.record("gen_ai.usage.input_tokens", usage.input.map(u64::cast_signed));
     span.record("gen_ai.usage.output_tokens", usage.output.map(u64::cast_signed));
+    if let Some(reason) = usage.finish_reason {
+        let reasons = vec![opentelemetry::StringValue::from(reason)];
+        span.set_attribute("gen_ai.response.finish_reasons", opentelemetry::Value::Array(reasons.into()));
+    }
     let tokens = |name: &'static str, tokens: Option<u64>| {
         if let Some(tokens) = tokens {
             span.set_attribute(name, tokens.cast_signed());

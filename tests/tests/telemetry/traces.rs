@@ -47,6 +47,8 @@ async fn a_turn_is_one_trace() {
             );
             assert_eq!(span.attributes["gen_ai.usage.output_tokens"], 5);
             assert_eq!(span.attributes["server.address"], "127.0.0.1");
+            let reasons = span.attributes["gen_ai.response.finish_reasons"].to_string();
+            assert!(reasons.contains("end_turn") || reasons.contains("tool_use"), "{reasons}");
         }
         let (tool, called) = (only(&trace, "tool"), only(&trace, "mcp"));
         assert_eq!((tool.parent.as_str(), tool.name.as_str()), (turn.id.as_str(), "execute_tool ls"));
