@@ -24,7 +24,9 @@ async fn turns(fixture: &Fixture) {
 }
 
 fn of<'a>(points: &'a [(Attributes, f64)], labels: &[(&str, &str)]) -> Option<&'a f64> {
-    let wanted = |(attributes, _): &&(Attributes, f64)| labels.iter().all(|(name, value)| attributes[*name] == *value);
+    let wanted = |(attributes, _): &&(Attributes, f64)| {
+        labels.iter().all(|(name, value)| attributes.get(*name).is_some_and(|found| found == value))
+    };
     points.iter().find(wanted).map(|(_, value)| value)
 }
 

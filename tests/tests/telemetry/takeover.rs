@@ -43,6 +43,7 @@ async fn the_next_owner_links_to_the_first() {
     let sum = |name: &str| collector.points(name).iter().map(|(_, value)| value).sum::<f64>();
     assert_eq!(sum("bae.lease.takeovers"), 1.0);
     assert!(sum("bae.lease.acquisitions") >= 1.0 && sum("bae.redis.duration") > 0.0);
-    assert!(sum("bae.inbox.frames") > 0.0 && sum("bae.feed.lag") > 0.0, "{:?}", collector.metrics());
+    // Whether an event crosses from one node to another here depends on which of them takes the session.
+    assert!(sum("bae.inbox.frames") > 0.0, "{:?}", collector.metrics());
     assert_eq!(collector.points("bae.redis.up").iter().map(|(_, up)| *up).collect::<Vec<_>>(), [1.0, 1.0]);
 }
