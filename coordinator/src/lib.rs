@@ -25,10 +25,14 @@ pub fn fresh_id() -> [u8; 16] {
 /// How long ago an id was made, by the clocks of the node that made it and of this one. Zero where they contradict each
 /// other.
 pub fn age(id: &[u8; 16]) -> std::time::Duration {
+    elapsed_since(id[..6].iter().fold(0, |millis, byte| millis << 8 | u64::from(*byte)))
+}
+
+/// The time since that many milliseconds after the Unix epoch, by the clock of this node. Zero if that is still to come.
+pub(crate) fn elapsed_since(millis: u64) -> std::time::Duration {
     use std::time::{Duration, SystemTime};
-    let made = id[..6].iter().fold(0, |millis, byte| millis << 8 | u64::from(*byte));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    now.saturating_sub(Duration::from_millis(made))
+    now.saturating_sub(Duration::from_millis(millis))
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -8,6 +8,7 @@
 use engine::event::{Event, EventType};
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Histogram, Meter};
+use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -77,31 +78,36 @@ impl Instrument for Counter<u64> {
     }
 }
 
-/// A histogram of durations.
+/// A histogram of durations, with the buckets of `B`.
 #[derive(Debug)]
-pub struct Seconds(Histogram<f64>);
-
-impl Seconds {
-    /// Records a duration.
-    pub fn record(&self, time: Duration, labels: &[KeyValue]) {
-        self.0.record(time.as_secs_f64(), labels);
-    }
-}
-
-impl Instrument for Seconds {
-    const KIND: Kind = Kind::Histogram;
-    const UNIT: &'static str = "s";
-
-    fn make(meter: &Meter, definition: &Definition) -> Self {
-        Self(seconds(meter, definition, &SECONDS))
-    }
-}
+pub struct Seconds<B = Long>(Histogram<f64>, PhantomData<B>);
 
 /// A histogram of durations that are usually shorter than a hundredth of a second.
-#[derive(Debug)]
-pub struct ShortSeconds(Histogram<f64>);
+pub type ShortSeconds = Seconds<Short>;
 
-impl ShortSeconds {
+/// The upper bounds of the buckets of a histogram of durations.
+pub trait Buckets {
+    /// In seconds, in ascending order.
+    const BOUNDS: &'static [f64];
+}
+
+/// Buckets up to eleven minutes.
+#[derive(Debug)]
+pub enum Long {}
+
+impl Buckets for Long {
+    const BOUNDS: &'static [f64] = &SECONDS;
+}
+
+/// Buckets from a third of a millisecond on.
+#[derive(Debug)]
+pub enum Short {}
+
+impl Buckets for Short {
+    const BOUNDS: &'static [f64] = &SHORT_SECONDS;
+}
+
+impl<B> Seconds<B> {
     /// Records the time since then.
     pub fn since(&self, then: Instant) {
         self.record(then.elapsed(), &[]);
@@ -113,18 +119,14 @@ impl ShortSeconds {
     }
 }
 
-impl Instrument for ShortSeconds {
+impl<B: Buckets> Instrument for Seconds<B> {
     const KIND: Kind = Kind::Histogram;
     const UNIT: &'static str = "s";
 
     fn make(meter: &Meter, definition: &Definition) -> Self {
-        Self(seconds(meter, definition, &SHORT_SECONDS))
+        let histogram = meter.f64_histogram(definition.name).with_description(definition.meaning).with_unit("s");
+        Self(histogram.with_boundaries(B::BOUNDS.to_vec()).build(), PhantomData)
     }
-}
-
-fn seconds(meter: &Meter, definition: &Definition, bounds: &[f64]) -> Histogram<f64> {
-    let histogram = meter.f64_histogram(definition.name).with_description(definition.meaning).with_unit("s");
-    histogram.with_boundaries(bounds.to_vec()).build()
 }
 
 /// A histogram of small numbers.

@@ -45,7 +45,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Export> {
     let resource = Resource::builder_empty()
         .with_service_name(telemetry.service_name.clone())
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-        .with_attribute(KeyValue::new("service.instance.id", instance()))
+        .with_attribute(KeyValue::new("service.instance.id", hex::encode(coordinator::fresh_id())))
         .build();
     let reader = config.metrics_addr.map(|_| Reader::default());
     let meters = config.has_metrics().then(|| -> anyhow::Result<_> {
@@ -77,11 +77,6 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Export> {
             .build())
     });
     Ok(Export { meters: meters.transpose()?, tracers: tracers.transpose()?, reader })
-}
-
-/// A name of this process that no other has.
-fn instance() -> String {
-    coordinator::fresh_id().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Export {

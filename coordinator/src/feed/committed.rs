@@ -13,7 +13,7 @@ use engine::outcome::Outcome;
 use engine::time::UnixMillis;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// If the events of one append are together larger than this, only their number and size are sent: the inbox of a node
 /// is limited by the count of messages, not by their size.
@@ -76,8 +76,7 @@ impl Committed {
     /// sent, and zero where the clocks contradict each other.
     pub(crate) fn lag(&self) -> Option<Duration> {
         let committed = u64::try_from(self.events.last()?.created_at.0).ok()?;
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
-        Some(now.saturating_sub(Duration::from_millis(committed)))
+        Some(crate::elapsed_since(committed))
     }
 
     pub(crate) fn events(self) -> Vec<Arc<Event>> {

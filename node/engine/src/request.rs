@@ -37,7 +37,7 @@ pub struct Normalized {
 /// The request of one attempt.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// the number of the attempt, counted from 0 over the primary provider and its fallbacks.
+    /// The number of the attempt, counted from 0 over the primary provider and its fallbacks.
     pub attempt: u32,
     /// Whether the provider is the primary one or a fallback.
     pub kind: Kind,

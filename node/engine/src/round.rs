@@ -30,6 +30,18 @@ pub enum Dispatch {
     Subagent,
 }
 
+impl Dispatch {
+    /// The word in events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Dispatch::Client => "client",
+            Dispatch::Mcp => "mcp",
+            Dispatch::Sandbox => "sandbox",
+            Dispatch::Subagent => "subagent",
+        }
+    }
+}
+
 /// A tool use and who runs it: the payload of `tool.call`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ToolUse {

@@ -41,15 +41,19 @@ pub(crate) async fn run(app: &Arc<App>, session: SessionId, script: Option<Strin
     let command = Command { script, timeout, output_cap };
     let (begun, span) = (Instant::now(), spans::exec(sandbox.id));
     let ran = driver.exec(&sandbox.id.to_string(), &command).instrument(span.clone()).await;
-    match &ran {
-        Ok(output) => drop(span.record("process.exit.code", output.exit_code)),
-        Err(sandbox::Error::TimedOut(_)) => spans::failed(&span, "timeout"),
-        Err(_) => spans::failed(&span, "_OTHER"),
-    }
     let outcome = match &ran {
-        Ok(_) => "ok",
-        Err(sandbox::Error::TimedOut(_)) => "timeout",
-        Err(_) => "error",
+        Ok(output) => {
+            span.record("process.exit.code", output.exit_code);
+            "ok"
+        }
+        Err(sandbox::Error::TimedOut(_)) => {
+            spans::failed(&span, "timeout");
+            "timeout"
+        }
+        Err(_) => {
+            spans::failed(&span, "_OTHER");
+            "error"
+        }
     };
     metrics().sandbox_exec.record(begun.elapsed(), &[KeyValue::new("outcome", outcome)]);
     Ok(match ran {

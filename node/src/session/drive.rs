@@ -157,7 +157,7 @@ impl Owner {
                 }
                 Action::Mcp(tool_use) => {
                     let (app, session) = (Arc::clone(&self.app), self.session);
-                    let span = spans::tool(&tool_use, "mcp");
+                    let span = spans::tool(&tool_use);
                     let trace = traced.parent.as_deref();
                     let tool_call = call_mcp(&app, session, &tool_use, trace).instrument(span.clone());
                     let Some(reply) = self.unless_stopped(call, tool_call).await else {
@@ -169,7 +169,7 @@ impl Owner {
                 Action::Sandbox(tool_use, command) => {
                     let app = Arc::clone(&self.app);
                     let run = Box::pin(sandboxes::command::run(&app, self.session, command));
-                    let span = spans::tool(&tool_use, "sandbox");
+                    let span = spans::tool(&tool_use);
                     let run = run.instrument(span.clone());
                     let Some(ran) = self.unless_stopped(call, run).await else {
                         return Ended::Stop;

@@ -44,7 +44,7 @@ impl Course {
         if !succeeded {
             spans::failed(span, "tool_error");
         }
-        metrics().tool_latency.record(time, &[KeyValue::new("kind", word(kind))]);
+        metrics().tool_latency.record(time, &[KeyValue::new("kind", kind.as_str())]);
         tool_ended(kind, succeeded);
     }
 
@@ -95,14 +95,5 @@ pub(super) fn opened(app: &App, found: GateFound, committed: &[Arc<Event>]) {
 
 fn tool_ended(kind: Dispatch, succeeded: bool) {
     let outcome = if succeeded { "ok" } else { "error" };
-    metrics().tool_calls.add(1, &[KeyValue::new("kind", word(kind)), KeyValue::new("outcome", outcome)]);
-}
-
-fn word(kind: Dispatch) -> &'static str {
-    match kind {
-        Dispatch::Client => "client",
-        Dispatch::Mcp => "mcp",
-        Dispatch::Sandbox => "sandbox",
-        Dispatch::Subagent => "subagent",
-    }
+    metrics().tool_calls.add(1, &[KeyValue::new("kind", kind.as_str()), KeyValue::new("outcome", outcome)]);
 }

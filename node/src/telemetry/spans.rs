@@ -294,14 +294,14 @@ pub(crate) fn provider_answered(
 }
 
 /// A tool is called.
-pub(crate) fn tool(tool_use: &ToolUse, kind: &'static str) -> Span {
+pub(crate) fn tool(tool_use: &ToolUse) -> Span {
     info_span!(
         target: "bae::tool",
         "tool",
         otel.name = format!("execute_tool {}", tool_use.name),
         otel.status_code = Empty,
         bae.span = "tool",
-        bae.tool.kind = kind,
+        bae.tool.kind = tool_use.dispatch.as_str(),
         gen_ai.operation.name = "execute_tool",
         gen_ai.tool.name = tool_use.name,
         gen_ai.tool.call.id = tool_use.id,
