@@ -10,7 +10,7 @@ use crate::telemetry::{Naming, spans};
 use backon::BackoffBuilder;
 use bytes::Bytes;
 use engine::json;
-use engine::provider::{Entry, Wire};
+use engine::provider::{Entry, Wire, transient_status};
 use engine::request::Request;
 use engine::turn::Reply;
 use futures_util::StreamExt;
@@ -107,7 +107,7 @@ impl Providers {
             None => return failed("the auth_token cannot be sent in a header".into()),
         };
         let url = format!("{}{}", request.base_url, request.wire.path());
-        let body = Bytes::from(request.wire.body(request));
+        let body = Bytes::from(request.wire.body(request, provider.max_tokens_field.as_deref()));
         let deadline = Instant::now() + provider.timeout;
         let mut pauses = backon::ExponentialBuilder::new()
             .with_min_delay(BACKOFF.0)
@@ -116,7 +116,8 @@ impl Providers {
             .with_jitter()
             .build();
         loop {
-            let exchange = tokio::time::timeout_at(deadline, self.exchange(&url, &headers, body.clone()));
+            let exchange = self.exchange(request.wire, &url, &headers, body.clone());
+            let exchange = tokio::time::timeout_at(deadline, exchange);
             let fault = match exchange.await {
                 Err(_) => {
                     let (reply, _) = failed(format!("no answer within {} s", provider.timeout.as_secs()));
@@ -138,7 +139,7 @@ impl Providers {
         }
     }
 
-    async fn exchange(&self, url: &str, headers: &HeaderMap, body: Bytes) -> Result<Reply, Fault> {
+    async fn exchange(&self, wire: Wire, url: &str, headers: &HeaderMap, body: Bytes) -> Result<Reply, Fault> {
         let response = self
             .http
             .post(url)
@@ -164,9 +165,15 @@ impl Providers {
         // Invalid UTF-8 becomes U+FFFD.
         let body = json::read(String::from_utf8_lossy(&bytes).as_bytes()).ok();
         if status.is_success() {
-            return Ok(Reply { status: Some(status.as_u16()), body, error: None });
+            let failure = body.as_deref().and_then(|body| wire.failure(body));
+            let Some(failure) = failure else {
+                return Ok(Reply { status: Some(status.as_u16()), body, error: None });
+            };
+            let error = Some("the answer says that the request failed".to_owned());
+            let reply = Reply { status: Some(status.as_u16()), body, error };
+            return Err(Fault { reply, retry: failure.transient.then_some(retry_after) });
         }
-        let transient = matches!(status.as_u16(), 408 | 409 | 429 | 500..=599);
+        let transient = transient_status(status.as_u16());
         let reply = Reply { status: Some(status.as_u16()), body, error: Some(status_text(status)) };
         Err(Fault { reply, retry: transient.then_some(retry_after) })
     }
@@ -238,15 +245,20 @@ fn headers(wire: Wire, token: &SecretString) -> Option<HeaderMap> {
     Some(headers)
 }
 
+/// The longest time that a provider's `retry-after` is taken for. A longer one ends the attempt all the same, and every
+/// sum with it stays within what the clock can express.
+const MAX_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
+
 /// The time that `retry-after` asks for. It is in seconds, or a date; a date is compared with the answer's own `date`,
 /// because the provider's clock may differ from ours.
 fn wait(value: &HeaderValue, date: Option<&HeaderValue>) -> Option<Duration> {
     let parse = |value: &HeaderValue| httpdate::parse_http_date(value.to_str().ok()?.trim()).ok();
     match value.to_str().ok()?.trim().parse::<f64>() {
+        Ok(seconds) if seconds > MAX_WAIT.as_secs_f64() => Some(MAX_WAIT),
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
         Err(_) => {
             let now = date.and_then(parse).unwrap_or_else(SystemTime::now);
-            Some(parse(value)?.duration_since(now).unwrap_or_default())
+            Some(parse(value)?.duration_since(now).unwrap_or_default().min(MAX_WAIT))
         }
     }
 }
@@ -263,6 +275,9 @@ mod tests {
         assert_eq!(wait("0.5"), Some(Duration::from_millis(500)));
         assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::from_secs(7)));
         assert_eq!(wait("-1"), None);
+        assert_eq!(wait("9223372036854775807"), Some(MAX_WAIT));
+        assert_eq!(wait("inf"), Some(MAX_WAIT));
+        assert_eq!(wait("NaN"), None);
         assert_eq!(wait("soon"), None);
         let past = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(super::wait(&past, None), Some(Duration::ZERO));

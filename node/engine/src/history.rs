@@ -5,10 +5,12 @@
 //! be a user's, and the roles must alternate. The turn holds the history.
 
 use crate::ids::EventId;
-use crate::json::{self, Object, Raw};
+use crate::json::{self, Raw};
 use crate::message::{Message, Role};
 use crate::request::Normalized;
-use std::sync::Arc;
+use repair::ToolUseIds;
+
+mod repair;
 
 /// The text of the user message in front of a summary (docs/api.md 7.2), and of a history that does not start with a
 /// user.
@@ -19,13 +21,15 @@ pub const PREAMBLE: &str = "The earlier part of this conversation was compacted.
 pub struct History {
     messages: Vec<Message>,
     events: Vec<EventId>,
+    ids: ToolUseIds,
 }
 
 impl History {
-    /// Adds the message of an event. A message without content is left out, because no provider accepts one.
+    /// Adds the message of an event, repaired so that providers take it. A message of which nothing can be sent is left
+    /// out.
     pub fn push(&mut self, event: EventId, role: Role, content: &Raw) {
-        if !matches!(content.get(), "[]" | "\"\"") {
-            self.messages.push(Message { role, content: strip(content) });
+        if let Some(content) = self.ids.repair(event, role, content) {
+            self.messages.push(Message { role, content });
             self.events.push(event);
         }
     }
@@ -36,6 +40,8 @@ impl History {
         if let Some(at) = self.events.iter().position(|e| *e == event) {
             self.messages.drain(..at);
             self.events.drain(..at);
+            // A node that computes the history from this event on does not know the ids before it.
+            self.ids = ToolUseIds::default();
         }
     }
 
@@ -100,41 +106,14 @@ pub fn blocks(content: &Raw) -> Vec<Raw> {
     }
 }
 
-/// Content without what providers must not see: `dispatch` and `caller` of tool uses.
-pub fn strip(content: &Raw) -> Raw {
-    const OURS: [&str; 2] = ["dispatch", "caller"];
-    let Some(blocks) = json::array(content) else { return Arc::clone(content) };
-    let stripped: Vec<Option<Raw>> = blocks
-        .iter()
-        .map(|block| {
-            let members = Object::parse(block)?;
-            let ours =
-                members.str("type").as_deref() == Some("tool_use") && OURS.iter().any(|key| members.get(key).is_some());
-            ours.then(|| members.without(&OURS))
-        })
-        .collect();
-    if stripped.iter().all(Option::is_none) {
-        return Arc::clone(content);
-    }
-    json::join(blocks.iter().zip(&stripped).map(|(block, stripped)| stripped.as_deref().unwrap_or(block)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::Object;
     use proptest::prelude::*;
 
     fn id(n: u8) -> EventId {
         EventId([n; 16])
-    }
-
-    #[test]
-    fn ours_is_stripped_and_the_rest_is_kept() {
-        let content = json::parse(
-            r#"[{"type":"text","dispatch":"kept"},{"type":"tool_use","input":{"b":1.10},"dispatch":"mcp","caller":{}}]"#,
-        );
-        let stripped = strip(&content.expect("json"));
-        assert_eq!(stripped.get(), r#"[{"type":"text","dispatch":"kept"},{"type":"tool_use","input":{"b":1.10}}]"#);
     }
 
     #[test]

@@ -73,39 +73,59 @@ impl SendMessage {
     }
 }
 
-/// Whether the content holds tool results.
+/// Whether the content holds tool results. Content that cannot be made good for a provider is refused (docs/api.md 5.7).
 fn check_content(content: &Raw) -> Result<bool, RpcError> {
+    let refused = |what: &str| Err(RpcError::invalid_params(format_args!("message.content {what}")));
     if let Some(text) = json::string(content) {
-        return if text.is_empty() {
-            Err(RpcError::invalid_params("message.content must not be empty"))
-        } else {
-            Ok(false)
-        };
+        return if text.trim().is_empty() { refused("must not be blank") } else { Ok(false) };
     }
     let Some(blocks) = json::array(content) else {
-        return Err(RpcError::invalid_params("message.content must be a string or an array of content blocks"));
+        return refused("must be a string or an array of content blocks");
     };
     if blocks.is_empty() {
-        return Err(RpcError::invalid_params("message.content must not be empty"));
+        return refused("must not be empty");
     }
-    let mut answers = false;
+    let (mut answers, mut says_something) = (false, false);
     for (i, block) in blocks.iter().enumerate() {
         let wrong = |what: &str| Err(RpcError::invalid_params(format_args!("message.content[{i}] {what}")));
         let Some(members) = Object::parse(block) else { return wrong("is not an object") };
         match members.str("type").as_deref() {
             None => return wrong("has no string field `type`"),
             Some("tool_use") => return wrong("is a tool_use block; only the model writes those"),
-            Some("tool_result") if members.str("tool_use_id").is_none() => {
-                return wrong("is a tool_result without a string field `tool_use_id`");
+            Some("text") => match members.get("text") {
+                Some(text) if text.get().starts_with('"') => {
+                    says_something |= json::string(text).is_none_or(|text| !text.trim().is_empty());
+                }
+                _ => return wrong("is a text block without a string field `text`"),
+            },
+            Some("tool_result") => {
+                if let Err(what) = check_result(&members) {
+                    return wrong(what);
+                }
+                answers = true;
             }
-            Some("text") if members.str("text").is_none_or(|text| text.is_empty()) => {
-                return wrong("is a text block without text; providers take none");
-            }
-            Some("tool_result") => answers = true,
-            Some(_) => {}
+            Some(_) => says_something = true,
         }
     }
-    Ok(answers)
+    if answers || says_something { Ok(answers) } else { refused("must not be blank") }
+}
+
+/// Checks a `tool_result` block. Any JSON may be its content; what formats do not know is sent as its text.
+fn check_result(result: &Object<'_>) -> Result<(), &'static str> {
+    if result.str("tool_use_id").is_none() {
+        return Err("is a tool_result without a string field `tool_use_id`");
+    }
+    match result.get("is_error").map(serde_json::value::RawValue::get) {
+        None | Some("true" | "false" | "null") => {}
+        Some(_) => return Err("is a tool_result whose `is_error` is neither true nor false"),
+    }
+    let parts = result.get("content").and_then(json::array).unwrap_or_default();
+    for part in parts.into_iter().filter_map(Object::parse) {
+        if part.str("type").as_deref() == Some("image") && part.get("source").and_then(Object::parse).is_none() {
+            return Err("is a tool_result with an image that has no object `source`");
+        }
+    }
+    Ok(())
 }
 
 /// Params of `session.compact`: the instruction to use, if one is given.

@@ -6,6 +6,7 @@
 //! they are recorded in events and logs.
 
 pub mod anthropic;
+mod failure;
 pub mod openai;
 
 use crate::json::{Object, Raw};
@@ -13,6 +14,8 @@ use crate::request::Request;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
+
+pub use failure::{Failure, transient_status};
 
 /// A wire format. Configuration and events call it `provider`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,12 +52,18 @@ impl Wire {
         }
     }
 
-    /// The body of the HTTP request.
-    pub fn body(self, request: &Request) -> String {
+    /// The body of the HTTP request. `budget` is the member of an OpenAI request that says how many tokens the answer may
+    /// have, where the configuration names one (docs/api.md 5.8).
+    pub fn body(self, request: &Request, budget: Option<&str>) -> String {
         match self {
             Wire::Anthropic => anthropic::body(request),
-            Wire::OpenAi => openai::body(request),
+            Wire::OpenAi => openai::body(request, budget),
         }
+    }
+
+    /// Whether the body of a successful response is an error in truth (docs/api.md 5.4).
+    pub fn failure(self, body: &RawValue) -> Option<Failure> {
+        failure::failure(self, body)
     }
 
     /// Reads the body of a successful response. The same body always gives the same answer, because the history is
@@ -106,6 +115,8 @@ impl Usage {
 pub struct Answer {
     /// The content blocks, unchanged or, for OpenAI, translated. A tool use that was cut off is already dropped (F14).
     pub blocks: Vec<Raw>,
+    /// The ids of tool uses whose arguments are not a JSON object. Their blocks have the input `{}` (docs/api.md 5.9).
+    pub broken: HashSet<String>,
     /// If the token limit cut the answer off, how the provider says so: `stop_reason max_tokens` or `finish_reason
     /// length`.
     pub truncated: Option<&'static str>,
@@ -128,22 +139,21 @@ fn tokens(usage: &Object<'_>, key: &str) -> Option<u64> {
     usage.get(key)?.get().parse().ok()
 }
 
-/// The tool use ids of one answer. Each tool use must have one, and no two the same, so that results can be matched.
+/// The tool use ids of one answer. No two may be the same, so that results can be matched.
 #[derive(Default)]
 struct ToolUses(HashSet<String>);
 
 impl ToolUses {
-    /// Checks `id` and `name` of the tool use at `place`.
-    fn check(&mut self, place: &str, id: Option<&str>, name: Option<&str>) -> Result<(), String> {
-        let Some(id) = id.filter(|id| !id.is_empty()) else {
-            return Err(invalid(format_args!("{place} has no string `id`")));
-        };
+    /// Checks `id` and `name` of the tool use at `place`, and returns the id. A tool use without an id gets one, which
+    /// depends on its place alone, because the answer is read again from the log (docs/api.md 5.9).
+    fn check(&mut self, kind: &str, place: usize, id: Option<&str>, name: Option<&str>) -> Result<String, String> {
         if name.is_none_or(str::is_empty) {
-            return Err(invalid(format_args!("{place} has no string `name`")));
+            return Err(invalid(format_args!("{kind} {place} has no string `name`")));
         }
-        if !self.0.insert(id.to_owned()) {
-            return Err(invalid(format_args!("{place} repeats the `id` of another one")));
+        let id = id.filter(|id| !id.is_empty()).map_or_else(|| format!("call_{place}"), str::to_owned);
+        if !self.0.insert(id.clone()) {
+            return Err(invalid(format_args!("{kind} {place} repeats the `id` of another one")));
         }
-        Ok(())
+        Ok(id)
     }
 }

@@ -4,7 +4,7 @@
 //! result for each tool use, in the order of the uses. For a tool that the server ran, the server's own result counts.
 
 use crate::event::payload::CommandOutput;
-use crate::history::{blocks, strip};
+use crate::history::blocks;
 use crate::ids::{EventId, KeyId, SubagentId};
 use crate::json::{self, Object, Raw};
 use crate::message::Role;
@@ -163,7 +163,7 @@ impl Round {
 
     /// Whether the client has a tool use to answer.
     pub fn needs_client(&self) -> bool {
-        self.uses.iter().any(|u| u.dispatch == Dispatch::Client)
+        self.client_uses().next().is_some()
     }
 
     /// Records a result of the server.
@@ -191,11 +191,6 @@ impl Round {
             })
             .collect();
         json::join(tagged.iter().map(|block| &**block))
-    }
-
-    /// The answer's content as providers see it.
-    pub fn upstream(&self) -> Raw {
-        strip(&self.content)
     }
 
     /// All results as the content of a message. None while one is missing.
@@ -230,14 +225,15 @@ impl Round {
                 others.push(block);
                 continue;
             };
-            match self.uses.iter().find(|u| u.id == id).map(|u| u.dispatch) {
-                None => return Err(format!("no tool use of the paused turn has the id {id:?}")),
-                Some(Dispatch::Client) if results.iter().any(|(seen, _)| *seen == id) => {
+            if self.uses.iter().all(|u| u.id != id) {
+                return Err(format!("no tool use of the paused turn has the id {id:?}"));
+            }
+            // Where the server has a result of its own, the client's copy is dropped.
+            if self.client_uses().any(|u| u.id == id) {
+                if results.iter().any(|(seen, _)| *seen == id) {
                     return Err(format!("two results for the tool use {id:?}"));
                 }
-                Some(Dispatch::Client) => results.push((id, block)),
-                // The server has its own result; the client's copy is dropped.
-                Some(Dispatch::Mcp | Dispatch::Sandbox | Dispatch::Subagent) => {}
+                results.push((id, block));
             }
         }
         if let Some(missing) = self.client_uses().find(|u| results.iter().all(|(id, _)| *id != u.id)) {
@@ -246,14 +242,17 @@ impl Round {
         Ok(self.merge(&results, &others))
     }
 
+    /// The tool uses that the client has to answer: those of its tools, unless the server has answered one because its
+    /// arguments were broken (docs/api.md 5.9).
     fn client_uses(&self) -> impl Iterator<Item = &ToolUse> {
-        self.uses.iter().filter(|u| u.dispatch == Dispatch::Client)
+        let uses = self.uses.iter().zip(&self.results);
+        uses.filter(|(u, result)| u.dispatch == Dispatch::Client && result.is_none()).map(|(u, _)| u)
     }
 
     fn merge(&self, sent: &[(String, Raw)], others: &[Raw]) -> Merged {
         let (mut content, mut results) = (Vec::with_capacity(self.uses.len() + others.len()), Vec::new());
         for (u, own) in self.uses.iter().zip(&self.results) {
-            if u.dispatch != Dispatch::Client {
+            if u.dispatch != Dispatch::Client || own.is_some() {
                 content.extend(own.clone());
                 continue;
             }

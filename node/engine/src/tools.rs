@@ -4,12 +4,14 @@
 //! and a field that is missing stays missing (D12). Schemas are passed on unchanged. Declarations belong to one client
 //! of a session and are never combined with those of another.
 
+mod schema;
 pub mod subagent;
 
 use crate::json::{self, Object, Raw};
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use subagent::SubagentTool;
 
@@ -71,7 +73,8 @@ fn requires_command(schema: &RawValue) -> bool {
         && command.is_some_and(|command| command.str("type").as_deref() == Some("string"))
 }
 
-/// A tool as every provider request lists it: `{"name","description"?,"input_schema"}`.
+/// A tool as every provider request lists it: `{"name","description"?,"input_schema"}`. The schema is completed where
+/// providers would refuse it.
 pub fn offered(name: &str, description: Option<&str>, input_schema: Option<&RawValue>) -> Raw {
     let mut text = format!(r#"{{"name":{}"#, json::encode(name));
     if let Some(description) = description {
@@ -79,7 +82,10 @@ pub fn offered(name: &str, description: Option<&str>, input_schema: Option<&RawV
         text.push_str(json::encode(description).get());
     }
     text.push_str(r#","input_schema":"#);
-    text.push_str(input_schema.map_or(NO_PARAMETERS, RawValue::get));
+    match input_schema {
+        Some(schema) => text.push_str(schema::sendable(schema).get()),
+        None => text.push_str(NO_PARAMETERS),
+    }
     text.push('}');
     json::built(text)
 }
@@ -230,6 +236,24 @@ pub fn objects<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) 
     elements.iter().map(read).collect()
 }
 
+/// The most characters of a tool's name (docs/api.md 11).
+const MAX_NAME: usize = 64;
+
+/// Whether every provider takes the name: `^[a-zA-Z0-9_-]{1,64}$` (docs/api.md 11).
+pub fn is_sendable_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+}
+
+/// The name as providers take it: every other character becomes `_`, and what is too long is cut.
+pub fn sendable_name(name: &str) -> Cow<'_, str> {
+    if is_sendable_name(name) {
+        return Cow::Borrowed(name);
+    }
+    let sendable = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+    let text: String = name.chars().take(MAX_NAME).map(sendable).collect();
+    Cow::Owned(if text.is_empty() { "_".into() } else { text })
+}
+
 fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
     if name.trim().is_empty() { Err(Error::custom("a tool's `name` must not be blank")) } else { Ok(name) }
@@ -263,7 +287,7 @@ mod tests {
             listed(r#"{"input_schema":null,"cache_control":{},"description":null,"name":"t"}"#),
             r#"{"name":"t","input_schema":{"type":"object","properties":{}}}"#
         );
-        let schema = r#"{"b":1.10, "a":"\ud800","n":12345678901234567890123}"#;
+        let schema = r#"{"type":"object","properties":{},"b":1.10, "a":"\ud800","n":12345678901234567890123}"#;
         assert_eq!(
             listed(&format!(r#"{{"name":"t","description":"é","input_schema":{schema}}}"#)),
             format!(r#"{{"name":"t","description":"é","input_schema":{schema}}}"#)

@@ -271,7 +271,7 @@ fn check_client_body(bytes: &[u8]) -> Result<(), TestCaseError> {
 /// Whatever the history, both formats send one line of JSON.
 fn check_request(messages: Vec<Message>, tools: &Raw) -> Result<(), TestCaseError> {
     for wire in [Wire::Anthropic, Wire::OpenAi] {
-        let body = wire.body(&request(wire, messages.clone(), Raw::clone(tools)));
+        let body = wire.body(&request(wire, messages.clone(), Raw::clone(tools)), None);
         prop_assert!(json::parse(&body).is_ok(), "{}", body);
         prop_assert!(!body.contains(['\n', '\r']), "{}", body);
     }
@@ -336,7 +336,7 @@ proptest! {
     fn arguments_pass_verbatim(input in any_object()) {
         let block = format!(r#"{{"type":"tool_use","id":"t","name":"n","input":{input}}}"#);
         let content = json::parse(&format!("[{block}]")).unwrap();
-        let sent = Wire::OpenAi.body(&request(Wire::OpenAi, vec![Message { role: Role::Assistant, content }], json::built("[]".into())));
+        let sent = Wire::OpenAi.body(&request(Wire::OpenAi, vec![Message { role: Role::Assistant, content }], json::built("[]".into())), None);
         let sent: Value = serde_json::from_str(&sent).unwrap();
         let call = &sent["messages"][0]["tool_calls"][0];
         prop_assert_eq!(call["function"]["arguments"].as_str().unwrap(), &input);
@@ -355,7 +355,7 @@ proptest! {
         let raw = json::parse(&content).unwrap();
         let message = Message { role: Role::User, content: Raw::clone(&raw) };
         prop_assert_eq!(
-            Wire::Anthropic.body(&request(Wire::Anthropic, vec![message], raw)),
+            Wire::Anthropic.body(&request(Wire::Anthropic, vec![message], raw), None),
             format!(r#"{{"model":"m","max_tokens":1,"messages":[{{"role":"user","content":{content}}}],"tools":{content}}}"#)
         );
     }
@@ -379,7 +379,7 @@ proptest! {
                 messages.push(Message { role, content: json::parse(&format!("[{}]", blocks.join(","))).unwrap() });
             }
         }
-        let body = Wire::OpenAi.body(&request(Wire::OpenAi, messages, json::built("[]".into())));
+        let body = Wire::OpenAi.body(&request(Wire::OpenAi, messages, json::built("[]".into())), None);
         let body: Value = serde_json::from_str(&body).unwrap();
         prop_assert!(body.get("tools").is_none());
         let mut open: Vec<String> = Vec::new();
@@ -465,7 +465,7 @@ fn depth_and_length_pass() {
             let answer = wire.answer(&json::parse(&body).unwrap()).unwrap();
             assert_eq!(answer.blocks[0].get(), block);
             let message = Message { role: Role::Assistant, content: json::join(answer.blocks.iter().map(|b| &**b)) };
-            assert!(wire.body(&request(wire, vec![message], json::built("[]".into()))).len() > input.len());
+            assert!(wire.body(&request(wire, vec![message], json::built("[]".into())), None).len() > input.len());
         }
     }
 }

@@ -235,6 +235,7 @@ impl Vendor {
             auth_token: format!("${{{}}}", self.variable).into(),
             timeout: Duration::from_secs(600),
             max_retries: 2,
+            max_tokens_field: None,
         }
     }
 }
@@ -258,5 +259,14 @@ async fn demo(data: &Path) -> Result<(Provider, TcpListener), Failure> {
         model: DEMO.to_owned(),
         max_tokens: 4096,
     };
-    Ok((Provider { entry, auth_token: "none".into(), timeout: Duration::from_secs(600), max_retries: 2 }, listener))
+    Ok((
+        Provider {
+            entry,
+            auth_token: "none".into(),
+            timeout: Duration::from_secs(600),
+            max_retries: 2,
+            max_tokens_field: None,
+        },
+        listener,
+    ))
 }

@@ -2,6 +2,7 @@
 //! name. A provider and an MCP server may have the same name.
 
 use super::Usage;
+use super::source::LONGEST;
 use crate::mcp::{ServerConfig, Transport};
 use engine::provider::{Entry, Wire};
 use secrecy::SecretString;
@@ -20,6 +21,8 @@ pub(crate) struct Provider {
     pub(crate) timeout: Duration,
     /// How often one attempt is retried. Default 2.
     pub(crate) max_retries: u32,
+    /// The member of an OpenAI request that holds the output budget, if not the host decides.
+    pub(crate) max_tokens_field: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -39,6 +42,7 @@ struct ProviderTable {
     max_tokens: Option<u32>,
     timeout_secs: Option<f64>,
     max_retries: Option<u32>,
+    max_tokens_field: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -97,11 +101,26 @@ impl ProviderTable {
         if max_tokens == 0 {
             return Err(refuse("max_tokens must be above 0".into()));
         }
-        let timeout = Duration::try_from_secs_f64(self.timeout_secs.unwrap_or(600.0)).unwrap_or_default();
-        if timeout.is_zero() {
-            return Err(refuse("timeout_secs must be a number of seconds above 0".into()));
+        let seconds = self.timeout_secs.unwrap_or(600.0);
+        let timeout = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        if timeout.is_zero() || seconds > LONGEST {
+            return Err(refuse(
+                "timeout_secs must be a number of seconds above 0 and at most 31622400 (366 days)".into(),
+            ));
         }
         let max_retries = self.max_retries.unwrap_or(2);
+        let usable = |field: &str| ["max_tokens", "max_completion_tokens"].contains(&field);
+        match &self.max_tokens_field {
+            Some(_) if wire == Wire::Anthropic => {
+                return Err(refuse("max_tokens_field is for provider = \"openai\"; remove it".into()));
+            }
+            Some(field) if !usable(field) => {
+                return Err(refuse(format!(
+                    "max_tokens_field is \"{field}\"; use \"max_tokens\" or \"max_completion_tokens\""
+                )));
+            }
+            _ => {}
+        }
         Ok(Provider {
             entry: Entry {
                 wire,
@@ -113,6 +132,7 @@ impl ProviderTable {
             auth_token,
             timeout,
             max_retries,
+            max_tokens_field: self.max_tokens_field,
         })
     }
 }

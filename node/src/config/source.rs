@@ -121,7 +121,7 @@ impl Settings<'_> {
 }
 
 /// The longest time that a setting may hold, in seconds: a year.
-const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
+pub(super) const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
 
 fn seconds(text: &str) -> Option<Duration> {
     let number: f64 = text.parse().ok()?;

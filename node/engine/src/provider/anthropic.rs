@@ -7,6 +7,7 @@ use super::{Answer, ToolUses, Usage, invalid, is_string, tokens};
 use crate::json::{self, Object, Raw};
 use crate::request::Request;
 use serde_json::value::RawValue;
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// The body of the HTTP request: model, max_tokens, messages, tools.
@@ -40,37 +41,47 @@ pub fn answer(body: &RawValue) -> Result<Answer, String> {
     }
     let mut seen = ToolUses::default();
     let mut blocks = Vec::with_capacity(content.len());
+    let mut broken = HashSet::new();
     for (i, block) in content.into_iter().enumerate() {
-        check(i, block, &mut seen)?;
-        blocks.push(Raw::from(block.to_owned()));
+        blocks.push(read_block(i, block, &mut seen, &mut broken)?);
     }
-    Ok(Answer { blocks, truncated: cut.then_some("stop_reason max_tokens"), usage: usage(&body) })
+    Ok(Answer { blocks, broken, truncated: cut.then_some("stop_reason max_tokens"), usage: usage(&body) })
 }
 
 fn is_tool_use(block: &RawValue) -> bool {
     Object::parse(block).is_some_and(|block| block.str("type").as_deref() == Some("tool_use"))
 }
 
-fn check(i: usize, block: &RawValue, seen: &mut ToolUses) -> Result<(), String> {
-    let Some(block) = Object::parse(block) else {
+/// The block, unchanged but for the id and the input of a tool use that has none.
+fn read_block(i: usize, block: &RawValue, seen: &mut ToolUses, broken: &mut HashSet<String>) -> Result<Raw, String> {
+    let Some(members) = Object::parse(block) else {
         return Err(invalid(format_args!("content block {i} is not an object")));
     };
-    let Some(kind) = block.str("type") else {
+    let Some(kind) = members.str("type") else {
         return Err(invalid(format_args!("content block {i} has no string `type`")));
     };
     match &*kind {
-        "text" if !block.get("text").is_some_and(is_string) => {
+        "text" if !members.get("text").is_some_and(is_string) => {
             Err(invalid(format_args!("text block {i} has no string `text`")))
         }
         "tool_use" => {
-            let place = format!("tool_use block {i}");
-            seen.check(&place, block.str("id").as_deref(), block.str("name").as_deref())?;
-            match block.get("input") {
-                Some(input) if input.get().starts_with('{') => Ok(()),
-                _ => Err(invalid(format_args!("{place} has no object `input`"))),
+            let said = members.str("id");
+            let id = seen.check("tool_use block", i, said.as_deref(), members.str("name").as_deref())?;
+            let whole = members.get("input").is_some_and(|input| input.get().starts_with('{'));
+            if whole && said.is_some_and(|said| said == id) {
+                return Ok(Raw::from(block.to_owned()));
             }
+            let sent_id = json::encode(&id);
+            let empty = json::built("{}".into());
+            if whole {
+                return Ok(members.with(&[("id", &sent_id)]));
+            }
+            if members.get("input").is_some_and(|input| input.get() != "null") {
+                broken.insert(id);
+            }
+            Ok(members.with(&[("id", &sent_id), ("input", &empty)]))
         }
-        _ => Ok(()),
+        _ => Ok(Raw::from(block.to_owned())),
     }
 }
 
@@ -117,7 +128,7 @@ mod tests {
             compaction: false,
         };
         assert_eq!(
-            Wire::Anthropic.body(&request),
+            Wire::Anthropic.body(&request, None),
             r#"{"model":"a \"model\"","max_tokens":7,"messages":[{"role":"user","content":[ {"n":1.10, "type":"x"}]}],"#
                 .to_owned() + r#""tools":[{"name":"t","input_schema":{"b":1,"a":2}}]}"#
         );
@@ -148,6 +159,21 @@ mod tests {
     }
 
     #[test]
+    fn tool_uses_get_what_they_lack() {
+        for (members, block, broken) in [
+            (r#""name":"t","input":{}"#, r#"{"type":"tool_use","name":"t","input":{},"id":"call_0"}"#, false),
+            (r#""id":"","name":"t","input":{}"#, r#"{"type":"tool_use","name":"t","input":{},"id":"call_0"}"#, false),
+            (r#""id":"a","name":"t""#, r#"{"type":"tool_use","name":"t","id":"a","input":{}}"#, false),
+            (r#""id":"a","name":"t","input":null"#, r#"{"type":"tool_use","name":"t","id":"a","input":{}}"#, false),
+            (r#""id":"a","name":"t","input":"{""#, r#"{"type":"tool_use","name":"t","id":"a","input":{}}"#, true),
+            (r#""id":"a","name":"t","input":[1]"#, r#"{"type":"tool_use","name":"t","id":"a","input":{}}"#, true),
+        ] {
+            let got = read(&format!(r#"{{"content":[{{"type":"tool_use",{members}}}]}}"#)).unwrap();
+            assert_eq!((texts(&got), got.broken.len()), (vec![block], usize::from(broken)), "{members}");
+        }
+    }
+
+    #[test]
     fn unusable_answers_are_refused_without_quoting_them() {
         let tool = |members: &str| format!(r#"{{"content":[{{"type":"tool_use",{members}}}]}}"#);
         for (body, why) in [
@@ -157,11 +183,7 @@ mod tests {
             (r#"{"content":["SECRET"]}"#.into(), "content block 0 is not an object"),
             (r#"{"content":[{"text":"SECRET"}]}"#.into(), "content block 0 has no string `type`"),
             (r#"{"content":[{"type":"text","text":1}]}"#.into(), "text block 0 has no string `text`"),
-            (tool(r#""id":1,"name":"SECRET","input":{}"#), "tool_use block 0 has no string `id`"),
-            (tool(r#""id":"","name":"SECRET","input":{}"#), "tool_use block 0 has no string `id`"),
             (tool(r#""id":"SECRET","input":{}"#), "tool_use block 0 has no string `name`"),
-            (tool(r#""id":"SECRET","name":"t","input":"SECRET""#), "tool_use block 0 has no object `input`"),
-            (tool(r#""id":"SECRET","name":"t""#), "tool_use block 0 has no object `input`"),
             (
                 r#"{"content":[{"type":"tool_use","id":"\u0061","name":"t","input":{}},{"type":"tool_use","id":"a","name":"t","input":{}}]}"#.into(),
                 "tool_use block 1 repeats the `id` of another one",

@@ -10,7 +10,7 @@ use crate::message::Message;
 use crate::outcome::Outcome;
 use crate::provider::Entry;
 use crate::request::{Kind, Request};
-use crate::round::Dispatch;
+use crate::round::Round;
 use std::sync::Arc;
 
 impl Turn {
@@ -193,6 +193,6 @@ impl Turn {
 
     /// Whether the client runs a tool of the open round, so that the turn pauses when the server has run its own tools.
     pub(super) fn client_has_part(&self) -> bool {
-        self.round.as_ref().is_some_and(|round| round.uses.iter().any(|u| u.dispatch == Dispatch::Client))
+        self.round.as_ref().is_some_and(Round::needs_client)
     }
 }

@@ -240,7 +240,7 @@ impl Turn {
         let (Some(round), Some(result)) = (&mut self.round, read::<ToolResult>(payload)) else { return };
         round.answer(&result);
         if let Some(results) = round.server_results() {
-            let (event, content) = (round.event, round.upstream());
+            let (event, content) = (round.event, Arc::clone(&round.content));
             self.history.push(event, Role::Assistant, &content);
             self.history.push(event, Role::User, &results);
             self.round = None;

@@ -13,12 +13,18 @@ use crate::round::{Dispatch, Running, ToolResult, ToolUse, command_text, text_co
 use crate::subagent;
 use crate::tools::SUBAGENT_STATUS;
 
+/// What the model is told of a tool use with broken arguments.
+const BROKEN: &str =
+    "the arguments of this call are not a JSON object, so the tool was not run; call it again with arguments that are";
+
 /// What the model is told of a tool call whose node was lost (ARCHITECTURE.md, I6).
 const LOST: &str = "the outcome of this call is unknown: the node running it was lost";
 
 impl Turn {
-    /// Makes a `tool.call` for every tool use of an answer. Who runs the tool is decided here and nowhere else.
+    /// Makes a `tool.call` for every tool use of an answer. Who runs the tool is decided here and nowhere else. A tool use
+    /// whose arguments are broken is not run: it gets its result here (docs/api.md 5.9).
     pub(super) fn call_tools(&mut self, ctx: &Context<'_>, key: KeyId, answer: &Answer) {
+        let mut broken = Vec::new();
         for block in answer.blocks.iter().filter(|block| is_tool_use(block)) {
             let Some(members) = Object::parse(block) else { continue };
             let (Some(id), Some(name)) = (members.str("id"), members.str("name")) else { continue };
@@ -27,6 +33,12 @@ impl Turn {
             let (dispatch, server_name) = ctx.tools.route(&name);
             let tool_use = ToolUse { id: id.into_owned(), name: name.into_owned(), input, dispatch, server_name };
             self.log(ctx, key, &tool_use);
+            if answer.broken.contains(&tool_use.id) {
+                broken.push(tool_use);
+            }
+        }
+        for tool_use in broken {
+            self.tool_answered(ctx, key, &tool_use, true, text_content(BROKEN));
         }
     }
 

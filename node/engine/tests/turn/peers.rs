@@ -23,7 +23,7 @@ pub(crate) const MESSAGES: [&str; 4] = [
 /// Members of client results, after type and id.
 pub(crate) const RESULTS: [&str; 4] = [
     r#","content":"ok \u0000""#,
-    r#","content":[{"type":"text","text":"r\u00e9"},{"type":"json","n":1.10,"big":12345678901234567890123}]"#,
+    r#","content":[{"type":"text","text":"r\u00e9"},{"type":"text","text":"j","n":1.10,"big":12345678901234567890123}]"#,
     "",
     r#","is_error":true,"content":[],"extra":{"b":1.10,"a":null}"#,
 ];
@@ -40,7 +40,7 @@ const INPUTS: [&str; 5] = [
 
 const CONTENTS: [&str; 4] = [
     r#"[{"type":"text","text":"done \u00e9"}]"#,
-    r#"[{"type":"json","n":1.10,"big":12345678901234567890123}]"#,
+    r#"[{"type":"text","text":"j","n":1.10,"big":12345678901234567890123}]"#,
     "[]",
     r#""plain \u0000""#,
 ];

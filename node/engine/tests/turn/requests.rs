@@ -88,7 +88,59 @@ pub(crate) fn history(log: &[Event]) -> Vec<Said> {
         }
     }
     said.retain(|(_, content)| content != "[]" && content != "\"\"");
-    said
+    said.into_iter().map(|(role, content)| (role, with_output(&content))).collect()
+}
+
+/// An error without content is sent as one that says so.
+fn with_output(content: &str) -> String {
+    let mut out = content.to_owned();
+    for block in blocks(content) {
+        let result = Fields::of(&block);
+        let failed = result.is("type", "tool_result") && result.has("is_error") && result.bool("is_error");
+        let empty = !result.has("content") || result.raw("content") == "[]";
+        if failed && empty {
+            let rest = block.replacen(r#","content":[]"#, "", 1);
+            let rest = rest.strip_suffix('}').expect("an object");
+            out = out.replace(&block, &format!(r#"{rest},"content":"(no output)"}}"#));
+        }
+    }
+    out
+}
+
+/// The messages with the ids of tool uses replaced by numbers, because an id that the history has already is replaced.
+/// A member that is replaced stands at the end of its object, so the numbers stand behind the message.
+fn numbered(messages: &[String]) -> Vec<String> {
+    let mut asked: Vec<String> = Vec::new();
+    let mut out = Vec::new();
+    for (i, message) in messages.iter().enumerate() {
+        let (mut text, mut numbers) = (message.clone(), String::new());
+        let used = uses(message);
+        for (key, ids, at) in [("tool_use_id", &asked, i.saturating_sub(1)), ("id", &used, i)] {
+            for (place, id) in ids.iter().enumerate() {
+                let (first, last) = (format!(r#""{key}":{id},"#), format!(r#","{key}":{id}"#));
+                let known = text.contains(&last) || text.contains(&first);
+                text = text.replacen(&last, "", 1).replacen(&first, "", 1);
+                numbers.push_str(&format!(" {key} {at}.{place} {known}"));
+            }
+        }
+        asked = used;
+        out.push(text + &numbers);
+    }
+    out
+}
+
+/// The ids of the tool uses of a message, as they are written.
+fn uses(message: &str) -> Vec<String> {
+    let blocks = blocks(Fields::of(message).raw("content")).into_iter().map(|block| Fields::of(&block));
+    blocks.filter(|block| block.is("type", "tool_use")).map(|block| block.raw("id").to_owned()).collect()
+}
+
+fn ids_are_used_once(messages: &[String]) {
+    let mut all: Vec<String> = messages.iter().flat_map(|message| uses(message)).collect();
+    let count = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), count, "an id is used twice in {messages:?}");
 }
 
 /// The block of a result the server made.
@@ -162,7 +214,11 @@ pub(crate) fn check(fixture: &Fixture<'_>, request: &Request) {
     let (expected, normalized) = normalise(said);
     let expected: Vec<String> =
         expected.iter().map(|(role, content)| format!(r#"{{"role":"{role}","content":{content}}}"#)).collect();
-    assert_eq!(messages, expected);
+    for (sent, expected) in numbered(&messages).iter().zip(numbered(&expected)) {
+        assert_eq!(*sent, expected);
+    }
+    assert_eq!(messages.len(), expected.len());
+    ids_are_used_once(&messages);
     assert_eq!(payload.has("normalized").then(|| payload.raw("normalized").to_owned()), normalized);
     passes(request, &payload);
 }
@@ -214,7 +270,7 @@ pub(crate) fn offers(request: &Request, names: &[&str]) {
 
 /// Texts reach the provider's body as they are.
 fn passes(request: &Request, payload: &Fields) {
-    let body = request.wire.body(request);
+    let body = request.wire.body(request, None);
     let sent = Fields::of(&body);
     if request.wire == Wire::Anthropic {
         assert_eq!(sent.raw("messages"), payload.raw("messages"));

@@ -3,13 +3,14 @@
 use crate::json::{self, Object, Raw};
 use crate::provider::{Answer, ToolUses, Usage, invalid, is_string, tokens};
 use serde_json::value::RawValue;
+use std::collections::HashSet;
 
 /// Reads the body of a response as blocks: the text, a refusal as text, then the tool uses. The input of a tool use is
 /// the JSON text of `arguments`, unchanged except for line breaks between its tokens.
 ///
-/// Missing, null or blank `arguments` mean a call without arguments, `{}`. An answer that the token limit cut off may
-/// end in an incomplete tool call, so its last call is dropped, and also others whose arguments are not an object
-/// (F14).
+/// Missing, null or blank `arguments` mean a call without arguments, `{}`; some gateways send an object instead of its
+/// text. Other arguments are broken. An answer that the token limit cut off may end in an incomplete tool call, so its last
+/// call is dropped, and also others whose arguments are broken (F14).
 ///
 /// # Errors
 /// `invalid answer: …` with the reason, if the answer cannot be used.
@@ -25,6 +26,7 @@ pub fn answer(body: &RawValue) -> Result<Answer, String> {
     for key in ["content", "refusal"] {
         match present(&message, key) {
             None => {}
+            Some(parts) if parts.get().starts_with('[') => blocks.extend(texts_of(parts)),
             Some(text) if !is_string(text) => return Err(invalid(format_args!("`{key}` is not a string"))),
             Some(text) if json::string(text).is_some_and(|text| text.trim().is_empty()) => {}
             Some(text) => blocks.push(json::built(format!(r#"{{"type":"text","text":{text}}}"#))),
@@ -35,15 +37,19 @@ pub fn answer(body: &RawValue) -> Result<Answer, String> {
         Some(calls) => json::array(calls).ok_or_else(|| invalid("`tool_calls` is not an array"))?,
     };
     let whole = calls.len().saturating_sub(usize::from(cut));
-    let mut seen = ToolUses::default();
+    let (mut seen, mut broken) = (ToolUses::default(), HashSet::new());
     for (i, call) in calls.into_iter().take(whole).enumerate() {
         match tool_use(i, call, &mut seen)? {
-            Some(block) => blocks.push(block),
-            None if cut => {}
-            None => return Err(invalid(format_args!("the `arguments` of tool call {i} are not a JSON object"))),
+            (_, _, true) if cut => {}
+            (id, block, is_broken) => {
+                blocks.push(block);
+                if is_broken {
+                    broken.insert(id);
+                }
+            }
         }
     }
-    Ok(Answer { blocks, truncated: cut.then_some("finish_reason length"), usage: usage(&body) })
+    Ok(Answer { blocks, broken, truncated: cut.then_some("finish_reason length"), usage: usage(&body) })
 }
 
 /// The member, unless it is null.
@@ -51,23 +57,29 @@ fn present<'a>(object: &Object<'a>, key: &str) -> Option<&'a RawValue> {
     object.get(key).filter(|value| value.get() != "null")
 }
 
-/// The block of a tool call; none if its arguments are not an object.
-fn tool_use(i: usize, call: &RawValue, seen: &mut ToolUses) -> Result<Option<Raw>, String> {
+/// The texts of a content that came as a list of parts.
+fn texts_of(parts: &RawValue) -> Vec<Raw> {
+    let parts = json::array(parts).unwrap_or_default().into_iter().filter_map(Object::parse);
+    let texts = parts.filter_map(|part| part.get("text").filter(|text| is_string(text)));
+    let said = texts.filter(|text| json::string(text).is_none_or(|text| !text.trim().is_empty()));
+    said.map(|text| json::built(format!(r#"{{"type":"text","text":{text}}}"#))).collect()
+}
+
+/// The id and the block of a tool call, and whether its arguments are broken.
+fn tool_use(i: usize, call: &RawValue, seen: &mut ToolUses) -> Result<(String, Raw, bool), String> {
     let call = Object::parse(call).ok_or_else(|| invalid(format_args!("tool call {i} is not an object")))?;
     let function = call.get("function").and_then(Object::parse);
     let function = function.ok_or_else(|| invalid(format_args!("tool call {i} has no object `function`")))?;
     let arguments = match present(&function, "arguments") {
-        None => "{}".into(),
-        Some(text) if !is_string(text) => {
-            return Err(invalid(format_args!("the `arguments` of tool call {i} are not a string")));
-        }
-        Some(text) => json::string(text).unwrap_or_default(),
+        None => Some(json::built("{}".into())),
+        Some(text) if is_string(text) => json::string(text).and_then(|text| arguments_object(&text)),
+        Some(value) => arguments_object(value.get()),
     };
-    let Some(input) = arguments_object(&arguments) else { return Ok(None) };
-    let (id, name) = (call.str("id"), function.str("name"));
-    seen.check(&format!("tool call {i}"), id.as_deref(), name.as_deref())?;
-    let (id, name) = (json::encode(&id), json::encode(&name));
-    Ok(Some(json::built(format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{input}}}"#))))
+    let id = seen.check("tool call", i, call.str("id").as_deref(), function.str("name").as_deref())?;
+    let (sent_id, name) = (json::encode(&id), json::encode(&function.str("name")));
+    let broken = arguments.is_none();
+    let input = arguments.unwrap_or_else(|| json::built("{}".into()));
+    Ok((id, json::built(format!(r#"{{"type":"tool_use","id":{sent_id},"name":{name},"input":{input}}}"#)), broken))
 }
 
 /// The text of the arguments as one line of JSON, if they are an object.
@@ -143,6 +155,31 @@ mod tests {
     }
 
     #[test]
+    fn tool_calls_get_what_they_lack() {
+        for (function, id, input, broken) in [
+            (r#""arguments":{"a":1.10}"#, "", r#"{"a":1.10}"#, false),
+            (r#""arguments":null"#, r#""id":null,"#, "{}", false),
+            (r#""arguments":"SECRET""#, r#""id":"","#, "{}", true),
+            (r#""arguments":"{\"a\":\"line\nbreak\"}""#, "", "{}", true),
+            (r#""arguments":"[1]""#, "", "{}", true),
+            (r#""arguments":7"#, "", "{}", true),
+        ] {
+            let got =
+                read(&format!(r#"{{"tool_calls":[{{{id}"function":{{"name":"t",{function}}}}}]}}"#), "stop").unwrap();
+            let block = format!(r#"{{"type":"tool_use","id":"call_0","name":"t","input":{input}}}"#);
+            assert_eq!((texts(&got), got.broken.contains("call_0")), (vec![block.as_str()], broken), "{function}");
+        }
+    }
+
+    #[test]
+    fn content_may_be_a_list_of_parts() {
+        let content =
+            r#"[{"type":"text","text":"a"},{"type":"text","text":" "},{"type":"thinking"},{"type":"text","text":"b"}]"#;
+        let got = read(&format!(r#"{{"content":{content}}}"#), "stop").unwrap();
+        assert_eq!(texts(&got), [r#"{"type":"text","text":"a"}"#, r#"{"type":"text","text":"b"}"#]);
+    }
+
+    #[test]
     fn unusable_answers_are_refused_without_quoting_them() {
         let calls = |calls: &str| format!(r#"{{"tool_calls":[{calls}]}}"#);
         for (message, why) in [
@@ -151,15 +188,7 @@ mod tests {
             (r#"{"tool_calls":{"a":"SECRET"}}"#.into(), "`tool_calls` is not an array"),
             (calls("1"), "tool call 0 is not an object"),
             (calls(r#"{"id":"SECRET"}"#), "tool call 0 has no object `function`"),
-            (
-                calls(r#"{"id":"S","function":{"name":"t","arguments":{}}}"#),
-                "the `arguments` of tool call 0 are not a string",
-            ),
-            (calls(r#"{"function":{"name":"SECRET"}}"#), "tool call 0 has no string `id`"),
             (calls(r#"{"id":"SECRET","function":{}}"#), "tool call 0 has no string `name`"),
-            (calls(&call("S", "SECRET")), "the `arguments` of tool call 0 are not a JSON object"),
-            (calls(&call("S", "{\"a\":\"SEC\nRET\"}")), "the `arguments` of tool call 0 are not a JSON object"),
-            (calls(&call("S", "[1]")), "the `arguments` of tool call 0 are not a JSON object"),
             (calls(&format!("{},{}", call("S", "{}"), call("S", "{}"))), "tool call 1 repeats the `id` of another one"),
         ] {
             assert_eq!(read(&message, "stop").unwrap_err(), format!("invalid answer: {why}"), "{message}");
