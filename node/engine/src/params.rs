@@ -77,7 +77,11 @@ impl SendMessage {
 fn check_content(content: &Raw) -> Result<bool, RpcError> {
     let refused = |what: &str| Err(RpcError::invalid_params(format_args!("message.content {what}")));
     if let Some(text) = json::string(content) {
-        return if text.trim().is_empty() { refused("must not be blank") } else { Ok(false) };
+        return match text.trim() {
+            _ if text.is_empty() => refused("must not be empty"),
+            "" => refused("must not be blank"),
+            _ => Ok(false),
+        };
     }
     let Some(blocks) = json::array(content) else {
         return refused("must be a string or an array of content blocks");

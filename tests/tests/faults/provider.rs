@@ -26,7 +26,7 @@ async fn useless_answers_fall_back() {
         Answer::raw("{}"),
         Answer::raw(r#"{"content":"not blocks"}"#),
         Answer::raw(r#"{"content":[7]}"#),
-        Answer::raw(r#"{"content":[{"type":"tool_use","name":"clock","input":{}}],"stop_reason":"tool_use"}"#),
+        Answer::raw(r#"{"content":[{"type":"tool_use","id":"t","input":{}}],"stop_reason":"tool_use"}"#),
     ] {
         let shown = format!("{answer:?}");
         fixture.provider.push(answer);
@@ -107,4 +107,62 @@ async fn nothing_leaks_into_the_log_file() {
     ] {
         assert!(!log.contains(secret), "{secret} is in {}", fixture.server.log_path().display());
     }
+}
+
+/// A tool use whose arguments are broken is answered by the server, and a client is not asked for it (docs/api.md 5.9).
+#[tokio::test]
+async fn broken_arguments_do_not_end_the_session() {
+    let fixture = Plan::default().openai().start().await;
+    let session = fixture.driver().await;
+    let call = |id: &str, arguments: &str| json!({"id": id, "function": {"name": "clock", "arguments": arguments}});
+    let answer = |calls: Value| {
+        let message = json!({"role": "assistant", "content": null, "tool_calls": calls});
+        Answer::raw(&json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).to_string())
+    };
+    fixture.provider.push(answer(json!([call("a", "{\"x\":")])));
+    let outcome = session.send("go").await;
+    assert_eq!(outcome.text(), "ok", "the turn goes on");
+    let events = outcome.events();
+    assert_eq!(of_type(&events, "tool.call")[0]["payload"]["input"], json!({}));
+    assert_eq!(of_type(&events, "tool.result")[0]["payload"]["is_error"], json!(true));
+    // Beside a whole one: the client is asked for that alone.
+    fixture.provider.push(answer(json!([call("b", "[1]"), call("c", "{}")])));
+    session.send("again").await;
+    assert_eq!(session.answer(&[("c", "now")]).await.text(), "ok");
+    assert_all_paired(&fixture.provider);
+}
+
+/// A status 200 whose body is an error is retried and then falls back like any other failure (docs/api.md 5.4).
+#[tokio::test]
+async fn errors_in_a_200_are_errors() {
+    let fixture = Plan::default().openai().start().await;
+    let session = fixture.driver().await;
+    let failed = [json!({"error": {"message": "busy", "code": 503}}), json!({"choices": []})];
+    fixture.provider.script(failed.map(|body| Answer::raw(&body.to_string())));
+    assert_eq!(session.send("go").await.text(), "ok", "within two retries");
+    fixture.provider.push(Answer::raw(&json!({"error": {"code": "invalid_request_error"}}).to_string()));
+    let outcome = session.send("go").await;
+    let events = outcome.events();
+    let response = &of_type(&events, "provider.response")[0]["payload"];
+    assert_eq!((&response["ok"], &response["status"]), (&json!(false), &json!(200)), "{response}");
+}
+
+/// What a vendor refuses is repaired on the way out; the log keeps what was said (docs/api.md 5.7).
+#[tokio::test]
+async fn what_goes_out_is_what_providers_take() {
+    let fixture = Fixture::start().await;
+    let session = fixture.driver().await;
+    fixture.provider.push(Answer::tools(&[("bad id!", "clock", json!({}))]));
+    session.send("go").await;
+    let content = json!([{"type": "tool_result", "tool_use_id": "bad id!", "is_error": true, "content": ""}]);
+    assert_eq!(session.send(content).await.text(), "ok");
+    let sent = fixture.provider.last();
+    let result = &sent["messages"][2]["content"][0];
+    assert_eq!(result["content"], "(no output)", "{sent}");
+    assert_eq!(result["tool_use_id"], sent["messages"][1]["content"][0]["id"]);
+    assert!(!result["tool_use_id"].as_str().unwrap().contains(' '), "{sent}");
+    let said = session.events().await;
+    assert_eq!(of_type(&said, "tool.call")[0]["payload"]["id"], "bad id!");
+    let (code, text) = session.send(" \n").await.error();
+    assert!(code == -32602 && text.contains("blank"), "{code} {text}");
 }
