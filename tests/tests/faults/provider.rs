@@ -135,7 +135,7 @@ async fn broken_arguments_do_not_end_the_session() {
 /// A status 200 whose body is an error is retried and then falls back like any other failure (docs/api.md 5.4).
 #[tokio::test]
 async fn errors_in_a_200_are_errors() {
-    let fixture = Plan::default().openai().start().await;
+    let fixture = Plan::default().openai().provider("max_retries = 2").start().await;
     let session = fixture.driver().await;
     let failed = [json!({"error": {"message": "busy", "code": 503}}), json!({"choices": []})];
     fixture.provider.script(failed.map(|body| Answer::raw(&body.to_string())));
