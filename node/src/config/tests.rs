@@ -342,7 +342,7 @@ fn wrong_registries() {
         (provider(&format!("{main}max_tokens = 0")), "provider \"a\": max_tokens must be above 0"),
         (
             provider(&format!("{main}timeout_secs = -1.0")),
-            "provider \"a\": timeout_secs must be a number of seconds above 0",
+            "provider \"a\": timeout_secs must be a number of seconds above 0 and at most 31622400 (366 days)",
         ),
         (server("transport = \"stdio\""), "[[mcp.servers]] number 1: name is missing or blank; give it one"),
         (

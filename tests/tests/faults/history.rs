@@ -86,7 +86,7 @@ async fn ids_that_repeat() {
 #[tokio::test]
 async fn tool_declarations_upstream() {
     let fixture = Fixture::start().await;
-    let schema = r#"{"b":1,"a":1.10,"type":"object"}"#;
+    let schema = r#"{"b":1,"a":1.10,"type":"object","properties":{}}"#;
     let body = format!(
         r#"{{"tools":[{{"name":"clock"}},{{"name":"weather","description":"W","input_schema":{schema},"x":1}}]}}"#
     );

@@ -129,7 +129,13 @@ async fn broken_arguments_do_not_end_the_session() {
     fixture.provider.push(answer(json!([call("b", "[1]"), call("c", "{}")])));
     session.send("again").await;
     assert_eq!(session.answer(&[("c", "now")]).await.text(), "ok");
-    assert_all_paired(&fixture.provider);
+    let sent = fixture.provider.last();
+    let messages = sent["messages"].as_array().unwrap();
+    let asked: Vec<_> = messages.iter().flat_map(|said| said["tool_calls"].as_array().into_iter().flatten()).collect();
+    let asked: Vec<_> = asked.iter().map(|call| &call["id"]).collect();
+    let answered = messages.iter().filter(|said| said["role"] == "tool").map(|said| &said["tool_call_id"]);
+    assert_eq!(asked, answered.collect::<Vec<_>>(), "{sent}");
+    assert_eq!(asked, ["a", "b", "c"]);
 }
 
 /// A status 200 whose body is an error is retried and then falls back like any other failure (docs/api.md 5.4).

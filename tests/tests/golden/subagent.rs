@@ -159,7 +159,7 @@ async fn launches() {
     t.value("tools", &tools);
     assert_eq!(
         tools[0],
-        json!({"name": "launch_subagent", "description": "Launch", "input_schema": {"type": "object"}})
+        json!({"name": "launch_subagent", "description": "Launch", "input_schema": {"type": "object", "properties": {}}})
     );
     t.note("a launch that is allowed, with no driver to start it");
     fixture.provider.push(Answer::tools(&[("tu_5", "launch_subagent", good)]));

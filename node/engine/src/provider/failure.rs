@@ -48,7 +48,8 @@ pub(super) fn failure(wire: Wire, body: &RawValue) -> Option<Failure> {
 
 fn judged(error: Option<&RawValue>) -> Failure {
     let error = error.and_then(Object::parse).unwrap_or_default();
-    let word = |key: &str| error.get(key).map(|value| json::string(value).unwrap_or(Cow::Borrowed(value.get())));
+    let word =
+        |key: &str| error.get(key).map(|value| json::string(value).unwrap_or_else(|| Cow::Borrowed(value.get())));
     let known = ["code", "status", "type"].into_iter().filter_map(word).find(|word| !word.is_empty() && word != "null");
     let transient = match known {
         None => true,
