@@ -168,7 +168,7 @@ impl fmt::Debug for Config {
 }
 
 /// The keys of `[server]`. `BAE_ADMIN_KEY` is not among them, so that the admin key stays out of the file.
-const SETTINGS: [&str; 33] = [
+const SETTINGS: [&str; 41] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
@@ -198,6 +198,14 @@ const SETTINGS: [&str; 33] = [
     "sandbox_network",
     "sandbox_exec_timeout",
     "sandbox_output_cap",
+    "sandbox_namespace",
+    "sandbox_runtime_class",
+    "sandbox_node_selector",
+    "sandbox_tolerations",
+    "sandbox_pull_secrets",
+    "sandbox_pull_policy",
+    "sandbox_labels",
+    "sandbox_start_timeout",
     "subagent_timeout",
     "max_subagents_per_session",
     "mcp_idle",

@@ -19,7 +19,10 @@ use coordinator::log::{BUSY, Log};
 use sandbox::Sandboxes;
 use std::time::Duration;
 
-/// The text for everybody who asks for a sandbox when no driver is configured.
+/// How long one call of the container runtime may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What is said wherever a sandbox is wanted and no driver is configured.
 pub(crate) const NO_DRIVER: &str = "no sandbox driver is configured";
 
 /// Makes the driver that the configuration names, if it names one. This does not connect to the container runtime.
@@ -27,15 +30,26 @@ pub(crate) const NO_DRIVER: &str = "no sandbox driver is configured";
 /// # Errors
 /// When the runtime's address or credentials cannot be used, or the id of the deployment cannot be read.
 pub(crate) async fn driver(config: &Config, log: &Log) -> anyhow::Result<Option<Sandboxes>> {
-    let docker = match &config.sandbox.driver {
-        SandboxDriver::None => return Ok(None),
-        SandboxDriver::Docker { host } => host,
+    if config.sandbox.driver == SandboxDriver::None {
+        return Ok(None);
+    }
+    let settings = sandbox::Settings {
+        deployment: log.deployment().await.context("the database does not tell the deployment's name")?,
+        limits: config.sandbox.limits.clone(),
+        call_timeout: CALL_TIMEOUT,
     };
-    let deployment = log.deployment().await.context("the database does not tell the deployment's name")?;
-    let settings =
-        sandbox::Settings { deployment, limits: config.sandbox.limits.clone(), call_timeout: Duration::from_secs(30) };
-    let docker = sandbox::Docker::new(docker, settings).context("the sandbox driver cannot be set up")?;
-    Ok(Some(Sandboxes::Docker(docker)))
+    let driver = match &config.sandbox.driver {
+        SandboxDriver::None => return Ok(None),
+        SandboxDriver::Docker { host } => sandbox::Docker::new(host, settings).map(Sandboxes::Docker),
+        SandboxDriver::Kubernetes { kubeconfig, pods } => {
+            let pods = pods.as_ref().clone();
+            sandbox::Kubernetes::new(kubeconfig.as_deref(), settings, pods)
+                .await
+                .map(Box::new)
+                .map(Sandboxes::Kubernetes)
+        }
+    };
+    driver.map(Some).context("the sandbox driver cannot be set up")
 }
 
 /// Does some work and calls `renew` at intervals, so that no other node takes over the work.

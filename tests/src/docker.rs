@@ -157,7 +157,7 @@ fn import(host: &str) {
     imported.join().expect("the images");
 }
 
-fn bare() -> Vec<u8> {
+pub(crate) fn bare() -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     add_folder(&mut tar, "etc", 0o755);
     tar.into_inner().expect("an archive")
@@ -171,7 +171,7 @@ fn add_folder(tar: &mut tar::Builder<Vec<u8>>, folder: &str, mode: u32) {
     tar.append_data(&mut header, folder, &[][..]).expect("a folder");
 }
 
-fn busybox() -> Vec<u8> {
+pub(crate) fn busybox() -> Vec<u8> {
     let path = program("busybox", "busybox-static");
     let mut tar = tar::Builder::new(Vec::new());
     for folder in ["bin", "etc", "proc", "sys", "dev"] {

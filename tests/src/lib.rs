@@ -16,6 +16,7 @@ pub mod files;
 pub mod fixture;
 pub mod history;
 pub mod http1;
+pub mod kubernetes;
 pub mod log;
 pub mod mcp;
 pub mod poll;

@@ -1,4 +1,5 @@
-//! Where the model's commands and command-line agents run: containers of a Docker daemon.
+//! Where the model's commands and command-line agents run: containers of a Docker daemon, or pods of a
+//! Kubernetes cluster.
 //!
 //! [`Sandboxes`] is the port: an enum over the drivers, with one conformance suite (`tests/`) for all of them. The server's
 //! nodes call it, and decide by the database which sandbox and subagent belongs to which session; nothing here is remembered.
@@ -24,15 +25,26 @@
 //!
 //! It shares the host's kernel: a hole in the kernel is a way out. To close that, configure the daemon with another default
 //! runtime, such as gVisor's. What it writes to disk is not limited, because Docker limits it on few file systems only.
+//!
+//! With Kubernetes each is a pod of its own, under the same rules: no capabilities and no way to gain any, the runtime's default
+//! seccomp profile, limits of memory, processor time and age, no token of a service account, no names of services. Three things
+//! are the cluster's to do. The network: a pod has one, and carries the label `bae.network` with `on` or `off`, by which a
+//! network policy takes it away (docs/operations.md). Processes: the kubelet's `podPidsLimit` is the limit, for Kubernetes has none for one
+//! pod. Swap: a node either has it or not. A runtime class, such as gVisor's, keeps pods apart from their node's kernel.
+//!
+//! The two differ in one more thing that callers see: a container that has ended is started again with its files, while a pod is
+//! made anew, without them.
 
 mod capture;
 mod docker;
 mod error;
+mod kubernetes;
 mod script;
 
 pub use capture::{Captured, Output};
 pub use docker::Docker;
 pub use error::Error;
+pub use kubernetes::{Kubernetes, PodSettings, PullPolicy, Toleration};
 
 use std::time::Duration;
 
@@ -54,7 +66,7 @@ pub struct Limits {
     pub memory: u64,
     /// Thousandths of a processor.
     pub milli_cpus: u32,
-    /// Processes and threads. Some are needed to start a command, about ten for each that starts at the same time.
+    /// Processes and threads; not for pods. Some are needed to start a command, about ten for each that starts at the same time.
     pub pids: u32,
     /// Time after which a sandbox ends by itself. A subagent has its own.
     pub max_age: Duration,
@@ -171,27 +183,35 @@ pub struct Found {
 pub enum Sandboxes {
     /// Containers of a Docker daemon.
     Docker(Docker),
+    /// Pods of a Kubernetes cluster.
+    Kubernetes(Box<Kubernetes>),
 }
 
 impl Sandboxes {
-    /// Makes the image usable: looks for it, and fetches it where it is missing.
+    /// Finds out whether the image can be used: looks for it, and fetches it where it is missing.
     ///
     /// # Errors
     /// `Refused` with the registry's reason; `Unavailable`.
     pub async fn provision(&self, image: &str) -> Result<(), Error> {
         match self {
             Self::Docker(docker) => Box::pin(docker.provision(image)).await,
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.provision(image)).await,
         }
     }
 
     /// Starts a sandbox, or adopts the one with this id that was started before; one that has ended is started again, with
-    /// its files. Its image has to be provisioned.
+    /// its files where the runtime keeps them. Its image is fetched where it is missing.
     ///
     /// # Errors
     /// `Refused` with the reason, and nothing is left; `Unavailable`, and it may have been started.
     pub async fn start(&self, spec: &Spec) -> Result<(), Error> {
         match self {
-            Self::Docker(docker) => Box::pin(docker.start(spec)).await,
+            Self::Docker(docker) => {
+                Box::pin(docker.provision(&spec.image)).await?;
+                Box::pin(docker.start(spec)).await
+            }
+            // The node that takes the pod fetches it.
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.start(spec)).await,
         }
     }
 
@@ -206,17 +226,22 @@ impl Sandboxes {
     pub async fn exec(&self, id: &str, command: &Command) -> Result<Output, Error> {
         match self {
             Self::Docker(docker) => Box::pin(docker.exec(id, command)).await,
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.exec(id, command)).await,
         }
     }
 
-    /// Launches a subagent, or adopts the one with this id that was launched before: it never runs twice. Its image has to be
-    /// provisioned. The command line and the prompt are given as files, and are part of no process's arguments or environment.
+    /// Launches a subagent, or adopts the one with this id that was launched before: it never runs twice. Its image is
+    /// fetched where it is missing. The command line and the prompt are given as files, and are part of no process's arguments or environment.
     ///
     /// # Errors
     /// `Refused` with the reason, and nothing is left; `Unavailable`, and it may have been launched.
     pub async fn launch(&self, spec: &SubagentSpec) -> Result<(), Error> {
         match self {
-            Self::Docker(docker) => Box::pin(docker.launch(spec)).await,
+            Self::Docker(docker) => {
+                Box::pin(docker.provision(&spec.container.image)).await?;
+                Box::pin(docker.launch(spec)).await
+            }
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.launch(spec)).await,
         }
     }
 
@@ -227,6 +252,7 @@ impl Sandboxes {
     pub async fn collect(&self, id: &str, output_cap: usize) -> Result<Progress, Error> {
         match self {
             Self::Docker(docker) => Box::pin(docker.collect(id, output_cap)).await,
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.collect(id, output_cap)).await,
         }
     }
 
@@ -238,6 +264,7 @@ impl Sandboxes {
     pub async fn stop(&self, id: &str) -> Result<(), Error> {
         match self {
             Self::Docker(docker) => Box::pin(docker.stop(id)).await,
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.stop(id)).await,
         }
     }
 
@@ -248,6 +275,7 @@ impl Sandboxes {
     pub async fn list(&self) -> Result<Vec<Found>, Error> {
         match self {
             Self::Docker(docker) => Box::pin(docker.list()).await,
+            Self::Kubernetes(kubernetes) => Box::pin(kubernetes.list()).await,
         }
     }
 }

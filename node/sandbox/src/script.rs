@@ -20,6 +20,35 @@ done"#;
     script.replace("MAX_AGE", &max_age.as_secs().max(1).to_string())
 }
 
+/// Comes before [`EXEC`] where the command is not an argument: reads a word, and the command, which has `$1` lines. It must
+/// not fork.
+const READ_SCRIPT: &str = r#"read -r word && IFS= read -r script || exit 1
+left=$(($1 - 1))
+while [ "$left" -gt 0 ]; do
+  IFS= read -r line || exit 1
+  script="$script
+$line"; left=$((left - 1))
+done
+set -- "$script" "$word""#;
+
+/// Becomes the command; the end of [`EXEC`].
+const BECOME: &str = r#"exec /bin/sh -c "$1" 3<&-"#;
+
+/// Runs the command instead, and says its exit code on standard error, after the word `$2`: a runtime may say it only when
+/// nothing is left that holds the outputs open. What the shell itself has to say about the command's end is not shown.
+const REPORT: &str = r#"trap : HUP INT QUIT TERM USR1 USR2 ALRM
+exec 3<&- 4>&2 2>/dev/null
+/bin/sh -c "$1" 2>&4 4>&-; code=$?
+echo "$2 $code" >&4
+exit $code"#;
+
+/// As [`EXEC`], for a runtime whose requests cannot hold the command: standard input brings it, and a word before it, in `$1`
+/// lines. The exit code follows that word on standard error when the command has exited.
+pub(crate) fn exec_from_input() -> String {
+    let watched = EXEC.strip_suffix(BECOME).unwrap_or(EXEC);
+    format!("{READ_SCRIPT}\n{watched}{REPORT}")
+}
+
 /// Becomes the command `$1`, with an empty standard input. The script's own standard input is a line to the caller, on which
 /// nothing is ever sent. When it is cut while the command runs (the caller gave up, or is dead) a watcher beside the command
 /// ends it.
@@ -121,3 +150,23 @@ wait $command; code=$?
 if [ -n "$timed_out" ]; then end=timeout; else end="exit $code"; finish; fi
 wait $out; wait $err
 echo "$end" >$result/end"#;
+
+/// Shows the result of a subagent, whose folder [`FOLDER`] is: the line of `end`, which is empty where there is none, and
+/// `stdout`; and `stderr` apart. [`WHOLE`] follows both, so that what arrives is known to be all.
+pub(crate) const RESULT: &str = r#"cd /.bae/result || exit 1
+end=; [ ! -f end ] || read -r end <end
+echo "$end"
+[ ! -f stdout ] || cat stdout
+[ ! -f stderr ] || cat stderr >&2
+echo whole; echo whole >&2"#;
+pub(crate) const WHOLE: &str = "whole\n";
+
+#[cfg(test)]
+mod tests {
+    use super::{BECOME, EXEC};
+
+    #[test]
+    fn the_watched_part_can_be_told_from_the_rest() {
+        assert!(EXEC.ends_with(&format!("\n{BECOME}")));
+    }
+}

@@ -55,8 +55,8 @@ pub(super) struct Args {
     /// installed ones
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
-    /// Where sandboxes run: docker or none [BAE_SANDBOX_DRIVER; default docker if a daemon answers at DOCKER_HOST]
-    #[arg(long, value_name = "DRIVER", value_parser = ["docker", "none"])]
+    /// Where sandboxes run: docker, kubernetes or none [BAE_SANDBOX_DRIVER; default docker if a daemon answers at DOCKER_HOST]
+    #[arg(long, value_name = "DRIVER", value_parser = ["docker", "kubernetes", "none"])]
     sandbox: Option<String>,
     /// An image that the profile allows sandboxes to be started from; may be repeated [default with docker: busybox:1]
     #[arg(long, value_name = "IMAGE")]
@@ -134,7 +134,7 @@ pub(super) async fn dev(args: Args, program: &str) -> Result<(), Failure> {
     config.providers.extend(added.clone());
     let mcp_servers = config.mcp_servers.iter().map(|server| server.name.clone()).collect();
     let images = match (&config.sandbox.driver, args.image.is_empty()) {
-        (SandboxDriver::Docker { .. }, true) => vec![IMAGE.to_owned()],
+        (SandboxDriver::Docker { .. } | SandboxDriver::Kubernetes { .. }, true) => vec![IMAGE.to_owned()],
         _ => args.image.clone(),
     };
     let client_key =

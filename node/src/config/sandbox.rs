@@ -2,7 +2,9 @@
 
 use super::source::Settings;
 use super::{Environment, Usage};
-use sandbox::{Limits, Network};
+use sandbox::{Limits, Network, PodSettings, PullPolicy, Toleration};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The address of the Docker daemon: `DOCKER_HOST`, or where the daemon of this machine listens.
@@ -21,12 +23,21 @@ pub(crate) enum SandboxDriver {
         /// `DOCKER_HOST`: its address, `unix://…` or `tcp://…`.
         host: String,
     },
+    /// As pods of the Kubernetes cluster that `KUBECONFIG` names, or that this node runs in.
+    Kubernetes {
+        /// `KUBECONFIG`, if it is set.
+        kubeconfig: Option<PathBuf>,
+        /// How pods are made.
+        pods: Box<PodSettings>,
+    },
 }
 
 /// Everything that can be set of sandboxes.
 #[derive(Debug, Clone)]
 pub(crate) struct Sandbox {
-    /// `BAE_SANDBOX_DRIVER`: `docker` or `none`. Default `none`.
+    /// `BAE_SANDBOX_DRIVER`: `docker`, `kubernetes` or `none`. Default `none`. Of pods: `BAE_SANDBOX_NAMESPACE`,
+    /// `BAE_SANDBOX_RUNTIME_CLASS`, `BAE_SANDBOX_NODE_SELECTOR`, `BAE_SANDBOX_TOLERATIONS`, `BAE_SANDBOX_PULL_SECRETS`,
+    /// `BAE_SANDBOX_PULL_POLICY`, `BAE_SANDBOX_LABELS`, `BAE_SANDBOX_START_TIMEOUT`.
     pub(crate) driver: SandboxDriver,
     /// `BAE_SANDBOX_MEMORY` (bytes, default 1 GiB), `BAE_SANDBOX_CPU` (cores, default 1), `BAE_SANDBOX_PIDS` (default
     /// 512), `BAE_SANDBOX_MAX_AGE` (seconds, default a day), `BAE_SANDBOX_NETWORK` (`on` or `off`, default `off`).
@@ -77,8 +88,63 @@ fn driver(settings: &Settings<'_>, environment: &dyn Environment) -> Result<Sand
             Ok(SandboxDriver::Docker { host })
         }
         "kubernetes" => {
-            Err(value.refuse("is kubernetes, which this version does not have yet; set it to docker or none"))
+            let kubeconfig = environment.get("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+            Ok(SandboxDriver::Kubernetes { kubeconfig, pods: Box::new(pods(settings)?) })
         }
         other => Err(value.refuse(format!("must be docker, kubernetes or none, not \"{other}\""))),
     }
+}
+
+/// How pods are made. What is not set has the driver's default.
+fn pods(settings: &Settings<'_>) -> Result<PodSettings, Usage> {
+    let defaults = PodSettings::default();
+    let policy = |text: &str| match text {
+        "Always" => Some(PullPolicy::Always),
+        "IfNotPresent" => Some(PullPolicy::IfNotPresent),
+        "Never" => Some(PullPolicy::Never),
+        _ => None,
+    };
+    let pairs = "names with values, like pool=sandboxes,zone=a";
+    Ok(PodSettings {
+        namespace: settings.text("sandbox_namespace"),
+        runtime_class: settings.text("sandbox_runtime_class"),
+        node_selector: settings.parsed("sandbox_node_selector", pairs, labels)?.unwrap_or_default(),
+        labels: settings.parsed("sandbox_labels", pairs, labels)?.unwrap_or_default(),
+        tolerations: settings
+            .parsed("sandbox_tolerations", "taints, like sandboxes=only:NoSchedule", tolerations)?
+            .unwrap_or_default(),
+        pull_secrets: settings.text("sandbox_pull_secrets").map_or_else(Vec::new, |text| list(&text)),
+        pull_policy: settings
+            .parsed("sandbox_pull_policy", "Always, IfNotPresent or Never", policy)?
+            .unwrap_or(defaults.pull_policy),
+        start_timeout: settings.seconds("sandbox_start_timeout", defaults.start_timeout.as_secs())?,
+        ..defaults
+    })
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+fn labels(text: &str) -> Option<BTreeMap<String, String>> {
+    let pair = |part: String| {
+        let (name, value) = part.split_once('=')?;
+        (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
+    };
+    list(text).into_iter().map(pair).collect()
+}
+
+/// Each is `KEY[=VALUE][:EFFECT]`.
+fn tolerations(text: &str) -> Option<Vec<Toleration>> {
+    let one = |part: String| {
+        let (taint, effect) =
+            part.split_once(':').map_or((part.as_str(), None), |(taint, effect)| (taint, Some(effect)));
+        if effect.is_some_and(|effect| !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect)) {
+            return None;
+        }
+        let (key, value) = taint.split_once('=').map_or((taint, None), |(key, value)| (key, Some(value)));
+        let (key, value) = ((!key.is_empty()).then(|| key.to_owned()), value.map(str::to_owned));
+        Some(Toleration { key, value, effect: effect.map(str::to_owned) })
+    };
+    list(text).into_iter().map(one).collect()
 }

@@ -88,6 +88,41 @@ fn sandboxes() {
     assert_eq!(sandbox.limits.network, ::sandbox::Network::On);
     let elsewhere = built(&[], &[docker, ("DOCKER_HOST", "tcp://h:2375")], "").unwrap().sandbox;
     assert_eq!(elsewhere.driver, host("tcp://h:2375"));
+    let pods = [
+        ("BAE_SANDBOX_DRIVER", "kubernetes"),
+        ("KUBECONFIG", "/k"),
+        ("BAE_SANDBOX_NAMESPACE", "boxes"),
+        ("BAE_SANDBOX_RUNTIME_CLASS", "gvisor"),
+        ("BAE_SANDBOX_NODE_SELECTOR", "pool=sandboxes, zone=a"),
+        ("BAE_SANDBOX_TOLERATIONS", "boxes=only:NoSchedule,spot"),
+        ("BAE_SANDBOX_PULL_SECRETS", "registry"),
+        ("BAE_SANDBOX_PULL_POLICY", "Always"),
+        ("BAE_SANDBOX_START_TIMEOUT", "9"),
+    ];
+    let SandboxDriver::Kubernetes { kubeconfig, pods } = built(&[], &pods, "").unwrap().sandbox.driver else {
+        panic!("another driver")
+    };
+    assert_eq!(kubeconfig.as_deref(), Some(Path::new("/k")));
+    assert_eq!((pods.namespace.as_deref(), pods.runtime_class.as_deref()), (Some("boxes"), Some("gvisor")));
+    assert_eq!((pods.node_selector["pool"].as_str(), pods.node_selector["zone"].as_str()), ("sandboxes", "a"));
+    let toleration = |key: &str, value: Option<&str>, effect: Option<&str>| ::sandbox::Toleration {
+        key: Some(key.to_owned()),
+        value: value.map(str::to_owned),
+        effect: effect.map(str::to_owned),
+    };
+    let expected = [toleration("boxes", Some("only"), Some("NoSchedule")), toleration("spot", None, None)];
+    assert_eq!(pods.tolerations, expected);
+    assert_eq!((pods.pull_secrets.len(), pods.pull_policy), (1, ::sandbox::PullPolicy::Always));
+    assert_eq!(pods.start_timeout.as_secs(), 9);
+    let kubernetes = ("BAE_SANDBOX_DRIVER", "kubernetes");
+    for (variable, value, must) in [
+        ("BAE_SANDBOX_TOLERATIONS", "a:Never", "taints, like sandboxes=only:NoSchedule"),
+        ("BAE_SANDBOX_LABELS", "a", "names with values, like pool=sandboxes,zone=a"),
+        ("BAE_SANDBOX_PULL_POLICY", "never", "Always, IfNotPresent or Never"),
+    ] {
+        let text = format!("{variable} must be {must}, not \"{value}\"");
+        assert_eq!(refused(&[kubernetes, (variable, value)], ""), text);
+    }
     let wrong = refused(&[docker, ("DOCKER_HOST", "h:2375")], "");
     assert_eq!(wrong, "DOCKER_HOST must be unix://PATH or tcp://HOST:PORT");
 }
@@ -139,11 +174,6 @@ fn wrong_settings() {
             "BAE_DATABASE_URL must be sqlite:PATH without parameters; drop the ? part",
         ),
         ("BAE_REDIS_URL", "http://h", "BAE_REDIS_URL must be redis://, rediss://, sentinel:// or sentinels://"),
-        (
-            "BAE_SANDBOX_DRIVER",
-            "kubernetes",
-            "BAE_SANDBOX_DRIVER is kubernetes, which this version does not have yet; set it to docker or none",
-        ),
         ("BAE_SANDBOX_MEMORY", "1g", "BAE_SANDBOX_MEMORY must be a number of bytes from 6291456 on, not \"1g\""),
         ("BAE_SANDBOX_CPU", "0", "BAE_SANDBOX_CPU must be a number of cores, like 0.5, not \"0\""),
         ("BAE_SANDBOX_NETWORK", "yes", "BAE_SANDBOX_NETWORK must be on or off, not \"yes\""),

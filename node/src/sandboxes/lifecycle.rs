@@ -97,10 +97,7 @@ pub(super) async fn finish_start(
         session: sandbox.session.to_string(),
         profile: profile.to_string(),
     };
-    let made = keep_busy(|| app.log.keep_sandbox_busy(sandbox.id), async {
-        driver.provision(&sandbox.image).await?;
-        driver.start(&spec).await
-    });
+    let made = keep_busy(|| app.log.keep_sandbox_busy(sandbox.id), driver.start(&spec));
     let begun = Instant::now();
     let made = made.await;
     let outcome = KeyValue::new("outcome", if made.is_ok() { "ok" } else { "error" });

@@ -53,10 +53,7 @@ pub(crate) async fn launch(
         timeout: launch.timeout_secs.map_or(app.config.subagent_timeout, Duration::from_secs),
         output_cap: OUTPUT_CAP,
     };
-    let launched = keep_busy(|| app.log.keep_subagent_busy(id), async {
-        driver.provision(&launch.image).await?;
-        driver.launch(&spec).await
-    });
+    let launched = keep_busy(|| app.log.keep_subagent_busy(id), driver.launch(&spec));
     if let Err(failure) = launched.await {
         // What may have been created is removed first, so that nothing runs of which the log says that it has failed.
         remove(driver, id).await;
@@ -66,8 +63,8 @@ pub(crate) async fn launch(
     Ok(())
 }
 
-/// The answer of the status tool, and the subagents whose end it reports: their rows have to be deleted once the answer
-/// is committed. The inner error is the text of an error result.
+/// The answer of the status tool, and the subagents whose end it reports: the append of the answer has to
+/// delete their rows. The inner error is the text of an error result.
 ///
 /// # Errors
 /// When the database fails.

@@ -59,8 +59,9 @@ impl Banner<'_> {
         };
         let sandboxes = match (sandbox, images.first()) {
             (SandboxDriver::None, _) => "none (install Docker, or point DOCKER_HOST at a daemon)".to_owned(),
-            (SandboxDriver::Docker { .. }, None) => "docker (name an image with --image)".to_owned(),
+            (_, None) => "there is a driver, and no image; name one with --image".to_owned(),
             (SandboxDriver::Docker { .. }, Some(image)) => format!("docker (in chat: /sandbox {image})"),
+            (SandboxDriver::Kubernetes { .. }, Some(image)) => format!("kubernetes (in chat: /sandbox {image})"),
         };
         let admin_key = match admin_key {
             AdminKey::Supplied(_) => "BAE_ADMIN_KEY".to_owned(),

@@ -141,6 +141,7 @@ impl Cluster<'_> {
                 match self.config.sandbox.driver {
                     SandboxDriver::None => "none",
                     SandboxDriver::Docker { .. } => "docker",
+                    SandboxDriver::Kubernetes { .. } => "kubernetes",
                 },
             )
             // Several nodes cannot share a port.

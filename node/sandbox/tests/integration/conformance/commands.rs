@@ -67,7 +67,9 @@ pub(super) async fn a_hundred_at_once(fixture: &Fixture) {
     node.start(&spec).await.unwrap();
     let execs = (0..100).map(|n| {
         let (node, id) = (node.clone(), spec.id.clone());
-        tokio::spawn(async move { (n, node.exec(&id, &command(&format!("echo {n}; exit {n}"))).await) })
+        // containerd starts them one after the other, and the more wait the slower.
+        let command = Command { timeout: Duration::from_secs(300), ..command(&format!("echo {n}; exit {n}")) };
+        tokio::spawn(async move { (n, node.exec(&id, &command).await) })
     });
     for exec in execs.collect::<Vec<_>>() {
         let (n, output) = exec.await.unwrap();

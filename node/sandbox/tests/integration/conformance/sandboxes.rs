@@ -94,7 +94,7 @@ pub(super) async fn a_bad_id_is_refused(fixture: &Fixture) {
 }
 
 pub(super) async fn all_of_the_deployment_are_listed(fixture: &Fixture) {
-    let stranger = Fixture::docker();
+    let stranger = fixture.stranger();
     stranger.start("x").await;
     let (a, b) = (fixture.start("a").await, fixture.subagent("b", "sleep 100"));
     fixture.sandboxes.launch(&b).await.unwrap();

@@ -1,6 +1,6 @@
 //! Subagents.
 
-use super::limits::{FORK_BOMB, MEMORY_HOG};
+use super::limits::{FORK_BOMB, MEMORY_HOG, roomy};
 use crate::fixture::Fixture;
 use sandbox::{End, Ended, Error, Progress, Spec, SubagentSpec};
 use std::time::{Duration, Instant};
@@ -159,7 +159,8 @@ pub(super) async fn one_that_runs_out_of_memory_says_so(fixture: &Fixture) {
 pub(super) async fn a_fork_bomb_ends_with_its_time(fixture: &Fixture) {
     let script = format!("echo begun; ({FORK_BOMB}) & while true; do :; done");
     let spec = SubagentSpec { timeout: Duration::from_secs(2), ..fixture.subagent("a", &script) };
-    let ended = fixture.run(&spec).await;
+    fixture.with_limits(roomy()).launch(&spec).await.unwrap();
+    let ended = fixture.ended(&spec).await;
     assert_eq!((&ended.end, ended.stdout.text.as_str()), (&End::TimedOut, "begun\n"));
 }
 
