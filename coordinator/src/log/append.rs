@@ -5,8 +5,8 @@
 //! hold, nothing is written. After the commit the write publishes the events to the session's feed.
 //!
 //! On SQLite an append is a transaction with a statement for each row ([`sqlite`]). On Postgres it is a single
-//! statement ([`postgres`]), except for the few appends that change a client's row too: those use the same transaction
-//! as SQLite.
+//! statement ([`postgres`]), except for the few appends that change the rows of clients or of subagents too: those use the
+//! same transaction as SQLite.
 
 mod group_commit;
 mod postgres;
@@ -21,7 +21,7 @@ use crate::feed::LogStatus;
 use crate::metrics::metrics;
 use engine::event::{Event, NewEvent};
 use engine::gate::{End, GateAfter, GateFound};
-use engine::ids::{CallId, KeyId, SessionId};
+use engine::ids::{CallId, KeyId, SessionId, SubagentId};
 use engine::request::DeltaChain;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,6 +41,8 @@ pub struct Append {
     pub events: Vec<NewEvent>,
     /// The earlier requests that a `provider.request` among the events may be stored relative to.
     pub chain: Option<DeltaChain>,
+    /// The subagents whose end the model is told by these events. Their rows are deleted, so that it is told once.
+    pub reported: Vec<SubagentId>,
     /// Given by the append that ends the call. Without it the call goes on.
     pub end: Option<End>,
 }
@@ -96,8 +98,12 @@ impl Log {
         let publish = move |events: &Vec<Arc<Event>>| feeds.publish(session, events, status, outcome);
         let (begun, number) = (Instant::now(), append.events.len());
         let appended = match &self.group_commit {
-            None => self.db.write(move |c| Box::pin(async move { sqlite::turn(c, &append).await }), publish).await,
-            Some(group_commit) => postgres::submit(group_commit, postgres::turn(append), publish).await,
+            Some(group_commit) if append.reported.is_empty() => {
+                postgres::submit(group_commit, postgres::turn(append), publish).await
+            }
+            Some(_) | None => {
+                self.db.write(move |c| Box::pin(async move { sqlite::turn(c, &append).await }), publish).await
+            }
         };
         match &appended {
             Ok(_) => {

@@ -3,7 +3,8 @@
 //!
 //! The turn that launches a subagent logs its start, adds its row, starts its container, and logs that it runs. Its end
 //! is one write together with the event that reports it, and only a running subagent can end. So the log reports the
-//! end once, even if several nodes notice it or cancel the subagent.
+//! end once, even if several nodes notice it or cancel the subagent. Its row is deleted by the append that holds the
+//! report for the model ([`super::Append`]).
 
 use super::append::sqlite::{During, append_events};
 use super::sandboxes::BUSY;
@@ -115,7 +116,8 @@ const END: Sql = sql!(
     "UPDATE subagents SET state = $2, exit_code = $3, stdout = $4, stderr = $5, truncated = $6, reason = $7, detail = $8 \
      WHERE id = $1 AND state = 'running'"
 );
-const FORGET: Sql = sql!("DELETE FROM subagents WHERE id = $1 AND state NOT IN ('starting', 'running')");
+/// Deletes the row of a subagent whose end is reported to the model; the row of one that has not ended stays.
+pub(super) const FORGET: Sql = sql!("DELETE FROM subagents WHERE id = $1 AND state NOT IN ('starting', 'running')");
 const FORGET_SESSION: Sql = sql!("DELETE FROM subagents WHERE session = $1");
 const OF_SESSION: Sql = select!("session = $1 ORDER BY created_at, id");
 const LIVE: Sql = select!("state IN ('starting', 'running') ORDER BY id");
@@ -187,14 +189,6 @@ impl Log {
     /// When the database fails.
     pub async fn subagent_not_launched(&self, id: SubagentId) -> Result<(), Error> {
         self.subagent_update(&NOT_LAUNCHED, id).await
-    }
-
-    /// Deletes the row of a subagent whose end was reported to the model. The row of one that has not ended stays.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn forget_subagent(&self, id: SubagentId) -> Result<(), Error> {
-        self.subagent_update(&FORGET, id).await
     }
 
     /// Records how a running subagent ended, and appends the event that reports it. `state` is none of the live ones.

@@ -228,6 +228,7 @@ pub(crate) fn opening(session: SessionId, epoch: Epoch, key: KeyId, gate: GateFo
         open: Some(CallRow { key, idempotency: None, traceparent: None, gate }),
         events: vec![says(key, r#"{"role":"user","content":"hi"}"#)],
         chain: None,
+        reported: Vec::new(),
         end: None,
     }
 }
@@ -235,7 +236,14 @@ pub(crate) fn opening(session: SessionId, epoch: Epoch, key: KeyId, gate: GateFo
 /// The next append of that call.
 pub(crate) fn going_on(before: &Append, end: Option<End>) -> Append {
     let key = before.events[0].key;
-    Append { open: None, events: vec![event(key, EventType::ProviderResponse)], chain: None, end, ..before.clone() }
+    Append {
+        open: None,
+        events: vec![event(key, EventType::ProviderResponse)],
+        chain: None,
+        reported: Vec::new(),
+        end,
+        ..before.clone()
+    }
 }
 
 pub(crate) fn ended() -> End {

@@ -50,8 +50,8 @@ pub(super) struct Open {
 struct Told {
     /// The subagent that runs now.
     running: Option<SubagentId>,
-    /// The subagents whose end the model has seen now.
-    ended: Vec<SubagentId>,
+    /// The subagents whose end the model is told.
+    reported: Vec<SubagentId>,
 }
 
 /// Why an append was not made.
@@ -100,6 +100,7 @@ impl Owner {
                     open: opening.as_ref().map(|(call, gate)| row_of(call, *gate)),
                     events,
                     chain: self.turn.chain().cloned(),
+                    reported: told.reported.clone(),
                     end: match &action {
                         Action::End(end) => Some(end.clone()),
                         Action::Continue
@@ -118,7 +119,9 @@ impl Owner {
                         if let Some(first) = committed.first() {
                             self.turn.committed(first.number);
                         }
-                        self.note(std::mem::take(&mut told)).await;
+                        if let Some(id) = std::mem::take(&mut told).running {
+                            self.runs(id).await;
+                        }
                         if let Action::End(end) = action {
                             return self.ended(call, &committed, end, course).await;
                         }
@@ -191,7 +194,7 @@ impl Owner {
                     match sandboxes::subagents::read_status(&self.app, self.session, asked.as_deref()).await {
                         Ok((status, ended)) => {
                             course.tool(&Span::none(), Dispatch::Subagent, acted, status.is_ok());
-                            told.ended = ended;
+                            told.reported = ended;
                             self.turn.status_read(&ctx, status);
                         }
                         Err(error) => {
@@ -215,24 +218,15 @@ impl Owner {
                 }
             }
             if used_tool {
-                self.renew(&mut ctx, told.ended.len()).await;
+                self.renew(&mut ctx, told.reported.len()).await;
             }
         }
     }
 
-    /// Notes in the database what the log has just said about subagents. If that fails, or the node is lost before, the
-    /// reconciler notes that the subagent runs, and the model is told of an end once more.
-    async fn note(&self, told: Told) {
-        let noted = async {
-            if let Some(id) = told.running {
-                self.app.log.subagent_runs(id).await?;
-            }
-            for id in told.ended {
-                self.app.log.forget_subagent(id).await?;
-            }
-            Ok::<(), Error>(())
-        };
-        if let Err(error) = noted.await {
+    /// Notes in the database that the log says of a subagent that it runs. If that fails, or the node is lost before, the
+    /// reconciler does it.
+    async fn runs(&self, id: SubagentId) {
+        if let Err(error) = self.app.log.subagent_runs(id).await {
             tracing::warn!(session = %self.session, error = %error, "what the log says of a subagent could not be noted");
         }
     }
@@ -244,7 +238,7 @@ impl Owner {
     }
 
     /// Reads the clients' declarations again. Those that changed during the turn apply from its next provider call on.
-    /// `reported` is the number of subagents whose rows are deleted after the next append.
+    /// `reported` is the number of subagents whose rows are deleted by the next append.
     async fn renew(&self, ctx: &mut Context<'static>, reported: usize) {
         let Some(key) = self.turn.acting() else { return };
         if let Ok(mut record) = self.app.log.record(self.session, key).await {

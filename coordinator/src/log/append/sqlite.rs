@@ -1,6 +1,6 @@
 //! The append as separate statements inside a write transaction.
 //!
-//! SQLite uses this for all appends, Postgres for those that change a client's row too. The first statement moves the
+//! SQLite uses this for all appends, Postgres for those that change the rows of clients or of subagents too. The first statement moves the
 //! session's head if the conditions of the append hold. If it changes no row, nothing else is written.
 
 use super::{Append, Side, refusal};
@@ -8,6 +8,7 @@ use crate::Error;
 use crate::db::sql::{Connection, Sql, millis, sql};
 use crate::log::Epoch;
 use crate::log::gate_columns::GateColumns;
+use crate::log::subagents::FORGET;
 use engine::event::{Event, EventNumber, NewEvent, Payload};
 use engine::gate::GateFound;
 use engine::ids::{CallId, KeyId, SessionId};
@@ -99,6 +100,9 @@ pub(super) async fn turn(c: &mut Connection, append: &Append) -> Result<Vec<Arc<
     }
     let inserted = Inserted { session: append.session, epoch: Some(append.epoch), call: Some(append.call), first, now };
     let events = insert(c, inserted, &append.events, append.chain.as_ref()).await?;
+    for reported in &append.reported {
+        c.query(&FORGET).bind(reported.0.as_slice()).execute().await?;
+    }
     if let Some(end) = &append.end {
         c.query(&END_CALL)
             .bind(append.call.0.as_slice())

@@ -1,10 +1,11 @@
 //! Sandboxes, subagents and images in the database: one wins each change, and the log tells each of them once.
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, going_on, opening};
 use coordinator::Error;
-use coordinator::log::{ImageState, ImageStatus, NewSubagent, SandboxChange, SandboxState, SubagentState};
+use coordinator::log::{Append, ImageState, ImageStatus, NewSubagent, SandboxChange, SandboxState, SubagentState};
 use engine::event::payload::SessionClose;
 use engine::event::{EventNumber, NewEvent};
+use engine::gate::GateFound;
 use engine::ids::{EventId, KeyId, SandboxId, SessionId, SubagentId};
 use engine::subagent::Left;
 use std::time::Duration;
@@ -131,8 +132,20 @@ pub(super) async fn a_subagent_ends_once(fixture: &Fixture) {
     assert_eq!((known.launched.harness.as_str(), known.state), ("claude", SubagentState::Failed));
     assert_eq!((known.left.stdout.as_str(), known.left.exit_code, known.left.truncated), ("out \u{1}", Some(3), true));
     assert!(fixture.log.live_subagents().await.unwrap().is_empty());
-    fixture.log.forget_subagent(id).await.unwrap();
-    assert_eq!(counts().await, (0, 0));
+    // The model is told of it by an append: an append that is refused leaves the row, and one that runs keeps its own.
+    let other = NewSubagent { id: SubagentId(coordinator::fresh_id()), ..known.launched.clone() };
+    fixture.log.add_subagent(other.clone()).await.unwrap();
+    let old = fixture.own(session).await.epoch;
+    let epoch = fixture.own(session).await.epoch;
+    let opened = opening(session, epoch, key, GateFound::Free);
+    fixture.log.append(opened.clone()).await.unwrap();
+    let told = Append { reported: vec![id, other.id], ..going_on(&opened, None) };
+    let stale = Append { epoch: old, ..told.clone() };
+    assert!(matches!(fixture.log.append(stale).await, Err(Error::Fenced)));
+    assert_eq!(counts().await, (2, 1));
+    let committed = fixture.log.append(told).await.unwrap();
+    assert_eq!(committed.len(), 1);
+    assert_eq!(counts().await, (1, 1));
 }
 
 pub(super) async fn images_are_provisioned_by_one_node(fixture: &Fixture) {
