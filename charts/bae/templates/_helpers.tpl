@@ -60,8 +60,8 @@ capabilities: {drop: [ALL]}
 valueFrom: {secretKeyRef: {name: {{ .root.Values.secret.name | quote }}, key: {{ .key | quote }}}}
 {{- end -}}
 
-{{- /* What `migrate` needs, and nodes as well. */ -}}
-{{- define "bae.databaseEnv" -}}
+{{- /* Where Postgres and Redis are. `migrate` reads the second too: without it, it would claim the database for itself alone. */ -}}
+{{- define "bae.storesEnv" -}}
 {{- if .Values.postgres.enabled }}
 - name: POSTGRES_PASSWORD
   {{- include "bae.secretVariable" (dict "root" . "key" .Values.secret.postgresPassword) | nindent 2 }}
@@ -71,9 +71,6 @@ valueFrom: {secretKeyRef: {name: {{ .root.Values.secret.name | quote }}, key: {{
 - name: BAE_DATABASE_URL
   {{- include "bae.secretVariable" (dict "root" . "key" .Values.secret.databaseUrl) | nindent 2 }}
 {{- end }}
-{{- end -}}
-
-{{- define "bae.redisEnv" -}}
 {{- if .Values.redis.enabled }}
 - name: REDIS_PASSWORD
   {{- include "bae.secretVariable" (dict "root" . "key" .Values.secret.redisPassword) | nindent 2 }}
@@ -94,6 +91,19 @@ valueFrom: {secretKeyRef: {name: {{ .root.Values.secret.name | quote }}, key: {{
 {{- else -}}
 {{- . -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "bae.caMount" -}}
+{{- if .Values.caSecretName }}
+- {name: ca, mountPath: /etc/bae-ca, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "bae.caVolume" -}}
+{{- if .Values.caSecretName }}
+- name: ca
+  secret: {secretName: {{ .Values.caSecretName }}, defaultMode: 0440}
+{{- end }}
 {{- end -}}
 
 {{- define "bae.scheme" -}}
