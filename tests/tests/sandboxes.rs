@@ -1,30 +1,24 @@
-//! Remote sandboxes and subagents on a real Docker daemon (docs/api.md 6, 8 and 9; F19, F20, F21).
+//! Remote sandboxes and subagents on a real Docker daemon and a real Kubernetes cluster (docs/api.md 6, 8 and 9; F19, F20, F21).
 //!
-//! What exists is asked of the daemon itself: the containers of a session are those that carry the session's id in a label.
-//! A node is caught at a step by a [gate](tests::docker::gate) that holds its call of the daemon.
+//! What exists is asked of the [`Runtime`] itself: the containers of a session are those that carry the session's id in a label.
+//! A node is caught at a step by a [gate](tests::docker::gate) that holds its call of the runtime.
 
 mod commands;
 mod crashes;
-mod daemon;
 mod lifecycle;
 mod many;
+mod outage;
+mod runtime;
 mod subagents;
 mod telemetry;
 mod turns;
 
-use bollard::Docker;
-use bollard::exec::{CreateExecOptions, StartExecOptions};
-use bollard::models::ContainerSummary;
-use bollard::query_parameters::{
-    InspectContainerOptions, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, TopOptions,
-};
+use runtime::{Runtime, Step, over_both};
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::time::Duration;
 use tests::client::{Outcome, Session, of_type};
-use tests::docker::{BARE_IMAGE, IMAGE, host};
-use tests::fixture::{self, Fixture};
-use tests::poll;
+use tests::docker::{BARE_IMAGE, IMAGE};
+use tests::fixture::Fixture;
 
 const START: &str = "session.startRemoteSandbox";
 const STOP: &str = "session.stopRemoteSandbox";
@@ -34,22 +28,6 @@ const CANCEL: &str = "session.cancelSubagent";
 const MISSING_IMAGE: &str = "127.0.0.1:1/nobody/has-this:1";
 /// Within this another node finishes what a lost one has begun.
 const CARRIED_ON: Duration = Duration::from_secs(30);
-
-/// One node on SQLite whose profile has the images.
-fn plan() -> fixture::Plan {
-    fixture::Plan::default()
-        .profile("available_sandboxes", json!([IMAGE, BARE_IMAGE, MISSING_IMAGE]))
-        .env("BAE_SANDBOX_DRIVER", "docker")
-        .env("DOCKER_HOST", &host())
-}
-
-/// Three nodes whose profile has the images.
-fn cluster_plan(host: &str) -> tests::cluster::Plan {
-    tests::cluster::Plan::default()
-        .images(&[IMAGE, BARE_IMAGE])
-        .env("BAE_SANDBOX_DRIVER", "docker")
-        .env("DOCKER_HOST", host)
-}
 
 /// A shell tool that the server runs by itself.
 fn shell_tool() -> Value {
@@ -110,71 +88,6 @@ fn lifecycle_types(events: &[Value]) -> Vec<String> {
         (kind.starts_with("sandbox.") || kind.starts_with("subagent.")).then(|| kind.to_owned())
     };
     kinds.iter().filter_map(about).filter(|kind| kind != "sandbox.available").collect()
-}
-
-/// The daemon as the tests see it.
-struct Daemon(Docker);
-
-impl Daemon {
-    fn shared() -> Self {
-        Self::at(&host())
-    }
-
-    fn at(host: &str) -> Self {
-        Self(Docker::connect_with_host(host).expect("the daemon's address"))
-    }
-
-    async fn list(&self, filters: &HashMap<String, Vec<String>>) -> Vec<ContainerSummary> {
-        let options = ListContainersOptionsBuilder::new().all(true).filters(filters).build();
-        self.0.list_containers(Some(options)).await.expect("the daemon lists its containers")
-    }
-
-    /// The containers of a session.
-    async fn of(&self, session: &str) -> Vec<ContainerSummary> {
-        let mut all = self.list(&HashMap::new()).await;
-        all.retain(|container| container.labels.iter().flatten().any(|(_, value)| value == session));
-        all
-    }
-
-    /// The container that is a sandbox or a subagent of this id.
-    async fn container(&self, id: &str) -> ContainerSummary {
-        let mut all = self.list(&HashMap::new()).await;
-        all.retain(|container| container.labels.iter().flatten().any(|(_, value)| value == id));
-        assert_eq!(all.len(), 1, "{id}: {all:?}");
-        all.remove(0)
-    }
-
-    /// Waits until a session has so many containers.
-    async fn until(&self, session: &str, count: usize, limit: Duration) {
-        poll::until(limit, &format!("{count} containers"), async || {
-            let found = self.of(session).await;
-            if found.len() == count { Ok(()) } else { Err(found) }
-        })
-        .await;
-    }
-
-    /// Everything that the daemon shows of a container.
-    async fn inspect(&self, container: &ContainerSummary) -> String {
-        let id = container.id.as_deref().expect("an id");
-        let shown = self.0.inspect_container(id, None::<InspectContainerOptions>).await.expect("it is shown");
-        let processes = self.0.top_processes(id, None::<TopOptions>).await.expect("its processes");
-        format!("{shown:?} {processes:?}")
-    }
-
-    /// Removes a container behind the server's back.
-    async fn remove(&self, container: &ContainerSummary) {
-        let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-        self.0.remove_container(container.id.as_deref().expect("an id"), Some(options)).await.expect("it is removed");
-    }
-}
-
-/// Makes a file in a container, as a sign for what runs there.
-async fn touch(daemon: &Daemon, container: &ContainerSummary, path: &str) {
-    let options = CreateExecOptions { cmd: Some(vec!["touch", path]), ..CreateExecOptions::default() };
-    let id = container.id.as_deref().expect("an id");
-    let exec = daemon.0.create_exec(id, options).await.expect("a command").id;
-    let detached = StartExecOptions { detach: true, ..StartExecOptions::default() };
-    daemon.0.start_exec(&exec, Some(detached)).await.expect("it starts");
 }
 
 /// The result that the model got for a tool use, in the last request that has it: its text, and whether it is an error.

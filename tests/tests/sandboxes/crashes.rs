@@ -1,21 +1,43 @@
-//! Nodes that die in the middle of something that concerns a container (F20, F21). Each is caught by a gate before its daemon, so
-//! the step is known; another node finishes what it left.
+//! Nodes that die in the middle of something that concerns a container (F20, F21). Each is caught by a gate before the runtime,
+//! so the step is known; another node finishes what it left.
 
-use super::{CARRIED_ON, Daemon, IMAGE, START, STOP, cluster_plan, exec, launch_tool, lifecycle_types, payloads, sh};
-use super::{plan, shell_tool, start, told};
+use super::{
+    CARRIED_ON, IMAGE, START, STOP, exec, launch_tool, lifecycle_types, payloads, sh, shell_tool, start, told,
+};
+use super::{Runtime, Step, over_both};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tests::admin::Admin;
 use tests::client::{Session, of_type};
 use tests::cluster::Cluster;
 use tests::docker::gate::{Gate, Point};
-use tests::docker::host;
 use tests::poll;
 use tests::provider::Answer;
 
-async fn gated() -> (Gate, Cluster) {
-    let gate = Gate::before(&host()).await;
-    let cluster = cluster_plan(&gate.host()).start().await;
+over_both!(
+    killed_while_starting_and_stopping,
+    killed_during_a_command_of_the_model,
+    killed_while_a_subagent_runs,
+    killed_while_launching,
+    killed_while_collecting,
+    closed_while_starting,
+    closed_while_launching,
+);
+
+async fn gated(runtime: &Runtime) -> (Gate, Cluster) {
+    let (gate, through) = runtime.gated().await;
+    let cluster = through.cluster_plan().start().await;
+    images_are_known(&cluster.nodes[0].admin()).await;
     (gate, cluster)
+}
+
+/// Waits until the images of profiles were looked for, so that whatever is asked of the runtime from now on is about something else.
+async fn images_are_known(admin: &Admin) {
+    poll::until(poll::DEADLINE, "the images are looked for", async || {
+        let reply = admin.get("/admin/v1/sandbox-status").await.expect(200).json();
+        if reply.to_string().contains("pending") { Err(reply) } else { Ok(()) }
+    })
+    .await;
 }
 
 async fn open(cluster: &Cluster, node: usize, body: Value) -> Session {
@@ -35,9 +57,8 @@ async fn until_lifecycle(session: &Session, limit: Duration, expected: &[&str]) 
 }
 
 /// The node dies before a container is made, after it was made and started, before one is removed, and after that.
-#[tokio::test]
-async fn killed_while_starting_and_stopping() {
-    let (gate, mut cluster) = gated().await;
+async fn killed_while_starting_and_stopping(runtime: Runtime) {
+    let (gate, mut cluster) = gated(&runtime).await;
     let mut sessions = Vec::new();
     for _ in 0..4 {
         sessions.push(cluster.driver().await);
@@ -48,30 +69,29 @@ async fn killed_while_starting_and_stopping() {
         ids.push(start(&cluster.at(session, 1)).await);
     }
     let points = [
-        ("POST", "/containers/create", Point::Before, START),
-        ("POST", "/start", Point::After, START),
-        ("DELETE", "/containers/", Point::Before, STOP),
-        ("DELETE", "/containers/", Point::After, STOP),
+        (Step::Create, Point::Before, START),
+        (Step::Run, Point::After, START),
+        (Step::Remove, Point::Before, STOP),
+        (Step::Remove, Point::After, STOP),
     ];
     let (mut calls, mut helds) = (tokio::task::JoinSet::new(), Vec::new());
-    for (session, (method, part, point, rpc)) in sessions.iter().zip(points) {
-        let mut held = gate.hold(method, part, point);
+    for (session, (step, point, rpc)) in sessions.iter().zip(points) {
+        let mut held = runtime.hold(&gate, step, point);
         let params = if rpc == START { json!({"image": IMAGE}) } else { json!({}) };
         let session = session.clone();
         let own = session.id.clone();
         calls.spawn(async move { session.try_start(rpc, params).await?.next().await.ok_or_else(String::new) });
         held.arrived().await;
         if point == Point::After {
-            Daemon::shared().until(&own, usize::from(rpc == START), poll::DEADLINE).await;
+            runtime.until(&own, usize::from(rpc == START), poll::DEADLINE).await;
         }
         helds.push(held);
     }
     cluster.nodes[0].server.kill9();
-    let daemon = Daemon::shared();
     for session in &sessions[..2] {
         let session = session.on(&other);
         until_lifecycle(&session, CARRIED_ON, &["sandbox.start", "sandbox.running"]).await;
-        assert_eq!(daemon.of(&session.id).await.len(), 1);
+        assert_eq!(runtime.of(&session.id).await.len(), 1);
         let (code, _) = session.rpc(START, json!({"image": IMAGE})).await.error();
         assert_eq!(code, -32000);
         assert_eq!(sh(&session, "echo works").await, "works\n");
@@ -80,23 +100,22 @@ async fn killed_while_starting_and_stopping() {
         let session = session.on(&other);
         let all = ["sandbox.start", "sandbox.running", "sandbox.stop", "sandbox.stopped"];
         until_lifecycle(&session, CARRIED_ON, &all).await;
-        assert_eq!(daemon.of(&session.id).await, []);
+        assert_eq!(runtime.of(&session.id).await, []);
         assert_eq!(exec(&session, "true").await.error().0, -32013);
         start(&session).await;
     }
     for session in &sessions {
         let session = session.on(&other);
         session.delete().await.expect(200);
-        assert_eq!(daemon.of(&session.id).await, []);
+        assert_eq!(runtime.of(&session.id).await, []);
         cluster.check(&session).await;
     }
 }
 
 /// The owner dies while the model's command runs: the turn goes on elsewhere with an error result, the command is ended, and
 /// the same container serves the next one.
-#[tokio::test]
-async fn killed_during_a_command_of_the_model() {
-    let mut cluster = cluster_plan(&host()).start().await;
+async fn killed_during_a_command_of_the_model(runtime: Runtime) {
+    let mut cluster = runtime.cluster_plan().start().await;
     let session = open(&cluster, 0, json!({"sandbox_tools": [shell_tool()]})).await;
     session.send("warm").await.text();
     let owner = cluster.owner(&session, 0).await;
@@ -130,9 +149,9 @@ async fn killed_during_a_command_of_the_model() {
         if left.is_empty() { Ok(()) } else { Err(left) }
     })
     .await;
-    assert_eq!(Daemon::shared().of(&session.id).await.len(), 1);
+    assert_eq!(runtime.of(&session.id).await.len(), 1);
     session.delete().await.expect(200);
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     cluster.check(&session).await;
 }
 
@@ -147,9 +166,8 @@ fn launch(tool_use: &str) -> Answer {
 }
 
 /// A subagent outlives the node that launched it; its end is told once, and its output by whoever is asked.
-#[tokio::test]
-async fn killed_while_a_subagent_runs() {
-    let mut cluster = cluster_plan(&host()).start().await;
+async fn killed_while_a_subagent_runs(runtime: Runtime) {
+    let mut cluster = runtime.cluster_plan().start().await;
     let session = open(&cluster, 0, waiting()).await;
     cluster.provider.push(launch("tu_1"));
     session.send("launch").await.text();
@@ -158,11 +176,10 @@ async fn killed_while_a_subagent_runs() {
     let owner = cluster.owner(&session, 0).await;
     cluster.nodes[owner].server.kill9();
     let session = cluster.at(&session, cluster.other(&[owner]));
-    let daemon = Daemon::shared();
-    super::touch(&daemon, &daemon.container(id).await, "/tmp/go").await;
+    runtime.touch(&runtime.container(id).await, "/tmp/go").await;
     let all = ["subagent.start", "subagent.running", "subagent.completed"];
     until_lifecycle(&session, CARRIED_ON, &all).await;
-    daemon.until(&session.id, 0, poll::DEADLINE).await;
+    runtime.until(&session.id, 0, poll::DEADLINE).await;
     // The dead one comes back, and nobody tells it again.
     cluster.nodes[owner].start().await;
     cluster.provider.push(Answer::tools(&[("tu_2", "remote_subagent_status", json!({}))]));
@@ -175,47 +192,45 @@ async fn killed_while_a_subagent_runs() {
 }
 
 /// The owner dies in the middle of a launch: the next owner launches the same subagent, once.
-#[tokio::test]
-async fn killed_while_launching() {
-    let (gate, mut cluster) = gated().await;
+async fn killed_while_launching(runtime: Runtime) {
+    let (gate, mut cluster) = gated(&runtime).await;
     let points = [
-        ("POST", "/containers/create", Point::Before),
-        ("POST", "/containers/create", Point::After),
-        ("PUT", "/archive", Point::Before),
-        ("POST", "/start", Point::After),
+        (Step::Create, Point::Before),
+        (Step::Create, Point::After),
+        (Step::Prompt, Point::Before),
+        (Step::Run, Point::After),
     ];
-    for (method, part, point) in points {
+    for (step, point) in points {
         let session = open(&cluster, 0, waiting()).await;
         session.send("warm").await.text();
         let owner = cluster.owner(&session, 0).await;
         let asked = cluster.other(&[owner]);
         let session = cluster.at(&session, asked);
         cluster.provider.push(launch("tu_1"));
-        let mut held = gate.hold(method, part, point);
+        let mut held = runtime.hold(&gate, step, point);
         let running = session.start_send("launch").await;
         held.arrived().await;
-        let daemon = Daemon::shared();
-        if part != "/containers/create" || point == Point::After {
-            daemon.until(&session.id, 1, poll::DEADLINE).await;
+        if step != Step::Create || point == Point::After {
+            runtime.until(&session.id, 1, poll::DEADLINE).await;
         }
         assert_eq!(cluster.last(&session).await, "session.subagent.start");
         cluster.nodes[owner].server.kill9();
         let outcome = running.finish().await;
-        assert_eq!(outcome.text(), "ok", "{part} {point:?}");
+        assert_eq!(outcome.text(), "ok", "{step:?} {point:?}");
         let (text, is_error) = told(&cluster.provider, "tu_1");
-        assert!(!is_error, "{part} {point:?}: {text}");
+        assert!(!is_error, "{step:?} {point:?}: {text}");
         let events = session.events().await;
         assert_eq!(lifecycle_types(&events), ["subagent.start", "subagent.running"]);
         let (begun, runs) = (payloads(&events, "subagent.start"), payloads(&events, "subagent.running"));
         assert_eq!(begun, runs);
-        assert_eq!(daemon.of(&session.id).await.len(), 1, "{part} {point:?}");
+        assert_eq!(runtime.of(&session.id).await.len(), 1, "{step:?} {point:?}");
         let id = begun[0]["subagent_id"].as_str().unwrap();
-        super::touch(&daemon, &daemon.container(id).await, "/tmp/go").await;
+        runtime.touch(&runtime.container(id).await, "/tmp/go").await;
         let all = ["subagent.start", "subagent.running", "subagent.completed"];
         until_lifecycle(&session, CARRIED_ON, &all).await;
         drop(held);
         session.delete().await.expect(200);
-        assert_eq!(daemon.of(&session.id).await, []);
+        assert_eq!(runtime.of(&session.id).await, []);
         // The provider was asked by other sessions too, so only the record is looked at.
         assert_eq!(cluster.log(&session).await.violations(), []);
         cluster.nodes[owner].start().await;
@@ -223,40 +238,35 @@ async fn killed_while_launching() {
 }
 
 /// A node alone dies while it collects a result, and after it was told: the next process tells it, once, and nothing is left.
-#[tokio::test]
-async fn killed_while_collecting() {
-    let gate = Gate::before(&host()).await;
-    let mut fixture = plan().env("DOCKER_HOST", &gate.host()).start().await;
-    let daemon = Daemon::shared();
-    for (method, part) in [("GET", "/archive"), ("DELETE", "/containers/")] {
+async fn killed_while_collecting(runtime: Runtime) {
+    let (gate, through) = runtime.gated().await;
+    let mut fixture = through.plan().start().await;
+    images_are_known(&fixture.admin).await;
+    for step in [Step::Collect, Step::Remove] {
         let session = fixture.driver_with(waiting()).await;
         fixture.provider.push(launch("tu_1"));
         session.send("launch").await.text();
         let events = session.events().await;
         let id = payloads(&events, "subagent.start")[0]["subagent_id"].as_str().unwrap().to_owned();
-        let mut held = gate.hold(method, part, Point::Before);
-        super::touch(&daemon, &daemon.container(&id).await, "/tmp/go").await;
+        let mut held = runtime.hold(&gate, step, Point::Before);
+        runtime.touch(&runtime.container(&id).await, "/tmp/go").await;
         held.arrived().await;
         fixture.server.crash().await;
         let all = ["subagent.start", "subagent.running", "subagent.completed"];
         until_lifecycle(&session, CARRIED_ON, &all).await;
         // What was noted as ended and is still there is found as an orphan, 30 s later.
-        daemon.until(&session.id, 0, Duration::from_secs(60)).await;
+        runtime.until(&session.id, 0, Duration::from_secs(60)).await;
         assert_eq!(lifecycle_types(&session.events().await), all);
         drop(held);
     }
 }
 
 /// A session is closed while its sandbox starts, at either end of that: nothing is left, and nothing follows its close.
-#[tokio::test]
-async fn closed_while_starting() {
-    let (gate, cluster) = gated().await;
-    let daemon = Daemon::shared();
-    for (part, point) in
-        [("/containers/create", Point::Before), ("/containers/create", Point::After), ("/start", Point::After)]
-    {
+async fn closed_while_starting(runtime: Runtime) {
+    let (gate, cluster) = gated(&runtime).await;
+    for (step, point) in [(Step::Create, Point::Before), (Step::Create, Point::After), (Step::Run, Point::After)] {
         let session = cluster.driver().await;
-        let mut held = gate.hold("POST", part, point);
+        let mut held = runtime.hold(&gate, step, point);
         let starting = session.start(START, json!({"image": IMAGE}));
         let closing = async {
             held.arrived().await;
@@ -266,39 +276,33 @@ async fn closed_while_starting() {
         let (starting, ()) = tokio::join!(async { starting.await.finish().await }, closing);
         let (code, text) = starting.error();
         assert!(matches!(code, -32000 | -32012), "{code} {text}");
-        daemon.until(&session.id, 0, CARRIED_ON).await;
+        runtime.until(&session.id, 0, CARRIED_ON).await;
         let events = session_events(&cluster, &session).await;
         assert_eq!(tests::client::types(&events).last().unwrap(), "session.close");
-        assert!(payloads(&events, "sandbox.running").is_empty(), "{part} {point:?}");
+        assert!(payloads(&events, "sandbox.running").is_empty(), "{step:?} {point:?}");
         cluster.check(&session).await;
     }
 }
 
 /// A session is closed while its turn launches a subagent: the subagent is cancelled, and nothing is left.
-#[tokio::test]
-async fn closed_while_launching() {
-    let (gate, cluster) = gated().await;
-    let daemon = Daemon::shared();
-    for (method, part, point) in [
-        ("POST", "/containers/create", Point::Before),
-        ("POST", "/containers/create", Point::After),
-        ("POST", "/start", Point::After),
-    ] {
+async fn closed_while_launching(runtime: Runtime) {
+    let (gate, cluster) = gated(&runtime).await;
+    for (step, point) in [(Step::Create, Point::Before), (Step::Create, Point::After), (Step::Run, Point::After)] {
         let session = open(&cluster, 0, waiting()).await;
         cluster.provider.push(launch("tu_1"));
-        let mut held = gate.hold(method, part, point);
+        let mut held = runtime.hold(&gate, step, point);
         let _running = session.start_send("launch").await;
         held.arrived().await;
         cluster.at(&session, 1).delete().await.expect(200);
         held.release();
-        daemon.until(&session.id, 0, Duration::from_secs(60)).await;
+        runtime.until(&session.id, 0, Duration::from_secs(60)).await;
         let events = session_events(&cluster, &session).await;
         let kinds = lifecycle_types(&events);
         assert_eq!(tests::client::types(&events).last().unwrap(), "session.close");
         assert_eq!(kinds.first().unwrap(), "subagent.start");
         let ended =
             kinds.iter().filter(|kind| ["subagent.cancelled", "subagent.failed"].contains(&kind.as_str())).count();
-        assert_eq!(ended, 1, "{part} {point:?}: one terminal event: {kinds:?}");
+        assert_eq!(ended, 1, "{step:?} {point:?}: one terminal event: {kinds:?}");
         assert_eq!(cluster.log(&session).await.violations(), []);
     }
 }

@@ -1,16 +1,23 @@
 //! Starting, stopping and sharing a session's sandbox.
 
-use super::{BARE_IMAGE, Daemon, EXEC, IMAGE, MISSING_IMAGE, START, STOP, exec, lifecycle_types, payloads, plan, sh};
-use super::{cluster_plan, driver, start};
+use super::{BARE_IMAGE, EXEC, IMAGE, MISSING_IMAGE, START, STOP, driver, exec, lifecycle_types, payloads, sh, start};
+use super::{Runtime, over_both};
 use serde_json::{Value, json};
 use tests::client::{of_type, types};
-use tests::docker::host;
 use tests::poll;
 
+over_both!(
+    start_exec_stop,
+    refusals,
+    images_that_do_not_start,
+    provisioning,
+    another_driver_on_another_node,
+    a_revoked_key,
+);
+
 /// The whole life of a sandbox: results and events to the letter.
-#[tokio::test]
-async fn start_exec_stop() {
-    let fixture = plan().start().await;
+async fn start_exec_stop(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     let before = session.events().await.len();
     let mut watcher = session.subscribe(None).await;
@@ -28,8 +35,7 @@ async fn start_exec_stop() {
         assert_eq!(event["client_key_id"], json!(fixture.key.id));
         assert_eq!(watcher.next().await.unwrap()["params"], *event, "forwarded live");
     }
-    let daemon = Daemon::shared();
-    assert_eq!(daemon.of(&session.id).await.len(), 1);
+    assert_eq!(runtime.of(&session.id).await.len(), 1);
 
     let outcome = exec(&session, "echo out; echo err >&2; exit 7").await;
     assert_eq!(*outcome.result(), json!({"stdout": "out\n", "stderr": "err\n", "exit_code": 7}));
@@ -41,11 +47,11 @@ async fn start_exec_stop() {
     let (code, text) = session.rpc(START, json!({"image": IMAGE})).await.error();
     let already = "a remote sandbox is already running for this session; call session.stopRemoteSandbox first";
     assert_eq!((code, text.as_str()), (-32000, already));
-    assert_eq!(daemon.of(&session.id).await.len(), 1);
+    assert_eq!(runtime.of(&session.id).await.len(), 1);
 
     let outcome = session.rpc(STOP, json!({})).await;
     assert_eq!(*outcome.result(), json!({"stopped": true, "image": IMAGE, "sandbox_id": id}));
-    assert_eq!(daemon.of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     let events = session.events().await;
     assert_eq!(types(&events[before + 2..]), ["session.sandbox.stop", "session.sandbox.stopped"]);
     for event in &events[before + 2..] {
@@ -61,7 +67,7 @@ async fn start_exec_stop() {
     assert_ne!(again, id);
     assert_eq!(exec(&session, "cat /tmp/file").await.result()["exit_code"], 1, "a new one");
     session.delete().await.expect(200);
-    assert_eq!(daemon.of(&session.id).await, [], "gone when the closing is answered");
+    assert_eq!(runtime.of(&session.id).await, [], "gone when the closing is answered");
     let events = session.events().await;
     assert_eq!(types(&events[before + 6..]), ["session.sandbox.stop", "session.sandbox.stopped", "session.close"]);
     for event in &events[before + 6..before + 8] {
@@ -75,9 +81,8 @@ async fn start_exec_stop() {
 }
 
 /// Each check, in its order, with the driver there.
-#[tokio::test]
-async fn refusals() {
-    let fixture = plan().start().await;
+async fn refusals(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     fixture
         .admin
         .profile(&json!({"name": "other", "primary_provider": "main", "available_sandboxes": ["alpine"]}))
@@ -95,8 +100,7 @@ async fn refusals() {
         let (code, text) = session.rpc(START, json!({"image": image})).await.error();
         assert!(code == -32011 && text.starts_with("sandbox_image_not_allowed: "), "{code} {text}");
     }
-    let daemon = Daemon::shared();
-    assert_eq!(daemon.of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     start(&session).await;
     for params in [json!({}), json!({"command": 3}), json!({"command": null})] {
         assert_eq!(session.rpc(EXEC, params).await.error().0, -32602);
@@ -110,9 +114,8 @@ async fn refusals() {
 }
 
 /// An image that cannot be had, and one in which nothing can be started.
-#[tokio::test]
-async fn images_that_do_not_start() {
-    let fixture = plan().start().await;
+async fn images_that_do_not_start(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     for image in [MISSING_IMAGE, BARE_IMAGE] {
         let before = session.events().await.len();
@@ -123,15 +126,14 @@ async fn images_that_do_not_start() {
         assert_eq!(types(&events[before..]), ["session.sandbox.start", "session.sandbox.error"]);
         let payload = json!({"image": image, "phase": "start", "detail": detail, "dispatch": "remote"});
         assert_eq!(events[before + 1]["payload"], payload);
-        assert_eq!(Daemon::shared().of(&session.id).await, []);
+        assert_eq!(runtime.of(&session.id).await, []);
     }
     start(&session).await;
 }
 
 /// Images are looked for in the background; everybody sees what became of them.
-#[tokio::test]
-async fn provisioning() {
-    let fixture = plan().start().await;
+async fn provisioning(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let status = async || {
         let reply = fixture.admin.get("/admin/v1/sandbox-status").await.expect(200).json();
         let items = reply["items"].as_array().unwrap().clone();
@@ -169,9 +171,8 @@ async fn provisioning() {
 }
 
 /// A second client uses, and stops, the same sandbox through other nodes.
-#[tokio::test]
-async fn another_driver_on_another_node() {
-    let cluster = cluster_plan(&host()).start().await;
+async fn another_driver_on_another_node(runtime: Runtime) {
+    let cluster = runtime.cluster_plan().start().await;
     let session = cluster.driver().await;
     let id = start(&cluster.at(&session, 0)).await;
     sh(&cluster.at(&session, 0), "echo one >/tmp/file").await;
@@ -181,7 +182,7 @@ async fn another_driver_on_another_node() {
     assert!(code == -32000 && text.contains("already running"), "{code} {text}");
     let stopped = cluster.at(&second, 2).rpc(STOP, json!({})).await;
     assert_eq!(stopped.result()["sandbox_id"], id.as_str());
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     assert_eq!(exec(&session, "true").await.error().0, -32013);
     let events = session.events().await;
     assert_eq!(lifecycle_types(&events), ["sandbox.start", "sandbox.running", "sandbox.stop", "sandbox.stopped"]);
@@ -195,18 +196,17 @@ async fn another_driver_on_another_node() {
     start(&cluster.at(&second, 2)).await;
     assert_eq!(payloads(&session.events().await, "sandbox.running").len(), 2);
     session.delete().await.expect(200);
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     cluster.check(&session).await;
 }
 
 /// A key that is revoked takes its session's sandbox with it.
-#[tokio::test]
-async fn a_revoked_key() {
-    let fixture = plan().start().await;
+async fn a_revoked_key(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     let id = start(&session).await;
     fixture.admin.revoke(&fixture.key).await;
-    Daemon::shared().until(&session.id, 0, poll::DEADLINE).await;
+    runtime.until(&session.id, 0, poll::DEADLINE).await;
     let events = poll::until(poll::DEADLINE, "the closing", async || {
         let events = fixture.admin.events(&session.id).await;
         if events.last().is_some_and(|event| event["event_type"] == "session.close") {

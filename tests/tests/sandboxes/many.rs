@@ -1,20 +1,17 @@
 //! Many at once, and what nobody asked for: races between nodes, orphans, old age.
 
-use super::{
-    CARRIED_ON, Daemon, EXEC, START, cluster_plan, driver, exec, launch_tool, lifecycle_types, payloads, plan, start,
-};
-use bollard::models::{ContainerCreateBody, HostConfig};
-use bollard::query_parameters::{CreateContainerOptionsBuilder, StartContainerOptions};
+use super::{CARRIED_ON, EXEC, Runtime, START, driver, exec, launch_tool, lifecycle_types, over_both, payloads, start};
 use serde_json::{Value, json};
 use std::time::Duration;
-use tests::docker::{IMAGE, host};
+use tests::docker::IMAGE;
 use tests::poll;
 use tests::provider::Answer;
 
+over_both!(fifty_starts_make_one, starts_and_stops_at_once, many_leave_nothing, old_age, removed_by_hand, orphans,);
+
 /// Fifty starts of one session, over three nodes: one of them wins.
-#[tokio::test]
-async fn fifty_starts_make_one() {
-    let cluster = cluster_plan(&host()).start().await;
+async fn fifty_starts_make_one(runtime: Runtime) {
+    let cluster = runtime.cluster_plan().start().await;
     let session = cluster.driver().await;
     let start = |n: usize| {
         let session = cluster.at(&session, n % 3);
@@ -28,18 +25,17 @@ async fn fifty_starts_make_one() {
         let (code, text) = outcome.error();
         assert!(code == -32000 && text.contains("already running"), "{code} {text}");
     }
-    let containers = Daemon::shared().of(&session.id).await;
+    let containers = runtime.of(&session.id).await;
     assert_eq!(containers.len(), 1);
     assert_eq!(lifecycle_types(&session.events().await), ["sandbox.start", "sandbox.running"]);
     session.delete().await.expect(200);
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     cluster.check(&session).await;
 }
 
 /// Starts and stops through all nodes at once: at any time at most one, and at the end none.
-#[tokio::test]
-async fn starts_and_stops_at_once() {
-    let cluster = cluster_plan(&host()).start().await;
+async fn starts_and_stops_at_once(runtime: Runtime) {
+    let cluster = runtime.cluster_plan().start().await;
     let session = cluster.driver().await;
     let client = |n: usize| {
         let session = cluster.at(&session, n % 3);
@@ -53,8 +49,7 @@ async fn starts_and_stops_at_once() {
     };
     futures_util::future::join_all((0..6).map(client)).await;
     session.rpc(super::STOP, json!({})).await;
-    let daemon = Daemon::shared();
-    daemon.until(&session.id, 0, poll::DEADLINE).await;
+    runtime.until(&session.id, 0, poll::DEADLINE).await;
     let mut runs = 0;
     for kind in lifecycle_types(&session.events().await) {
         match kind.as_str() {
@@ -70,9 +65,8 @@ async fn starts_and_stops_at_once() {
 }
 
 /// Many sandboxes started, used and closed: none is left. Ten times as many by hand.
-#[tokio::test]
-async fn many_leave_nothing() {
-    let fixture = plan().start().await;
+async fn many_leave_nothing(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let many: usize = std::env::var("BAE_TEST_SANDBOXES").map_or(40, |n| n.parse().expect("a number"));
     let one = async |n: usize| {
         let session = driver(&fixture).await;
@@ -85,20 +79,17 @@ async fn many_leave_nothing() {
     for some in (0..many).collect::<Vec<_>>().chunks(5) {
         ids.extend(futures_util::future::join_all(some.iter().map(|n| one(*n))).await);
     }
-    let daemon = Daemon::shared();
     for id in ids {
-        assert_eq!(daemon.of(&id).await, []);
+        assert_eq!(runtime.of(&id).await, []);
     }
 }
 
 /// A sandbox ends at its age; its session is told, and can start another.
-#[tokio::test]
-async fn old_age() {
-    let fixture = plan().env("BAE_SANDBOX_MAX_AGE", "3").start().await;
+async fn old_age(runtime: Runtime) {
+    let fixture = runtime.plan().env("BAE_SANDBOX_MAX_AGE", "3").start().await;
     let session = driver(&fixture).await;
     let id = start(&session).await;
-    let daemon = Daemon::shared();
-    daemon.until(&session.id, 0, CARRIED_ON).await;
+    runtime.until(&session.id, 0, CARRIED_ON).await;
     let events = session.events().await;
     assert_eq!(lifecycle_types(&events), ["sandbox.start", "sandbox.running", "sandbox.error"]);
     let error = payloads(&events, "sandbox.error").remove(0);
@@ -107,18 +98,16 @@ async fn old_age() {
     assert_eq!(exec(&session, "true").await.error().0, -32013);
     start(&session).await;
     session.delete().await.expect(200);
-    assert_eq!(daemon.of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
 }
 
 /// A sandbox that is removed by hand is said to be gone, by the next command or before, and another can be started.
-#[tokio::test]
-async fn removed_by_hand() {
-    let fixture = plan().start().await;
+async fn removed_by_hand(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
-    let daemon = Daemon::shared();
     for round in 1..=2 {
         let id = start(&session).await;
-        daemon.remove(&daemon.container(&id).await).await;
+        runtime.remove(&runtime.container(&id).await).await;
         let (code, text) = exec(&session, "true").await.error();
         assert!(code == -32013 || (code == -32000 && text.starts_with("sandbox exec failed: ")), "{code} {text}");
         let errors = payloads(&session.events().await, "sandbox.error");
@@ -129,57 +118,34 @@ async fn removed_by_hand() {
     }
     // Nobody runs a command: it is noticed all the same.
     let id = start(&session).await;
-    daemon.remove(&daemon.container(&id).await).await;
+    runtime.remove(&runtime.container(&id).await).await;
     session.until("the third error", |events| payloads(events, "sandbox.error").len() == 3).await;
 }
 
 /// A container of this deployment that no row names is removed; another deployment's is left alone.
-#[tokio::test]
-async fn orphans() {
-    let fixture = plan().start().await;
+async fn orphans(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     let id = start(&session).await;
-    let daemon = Daemon::shared();
-    let real = daemon.container(&id).await;
-    let name = real.names.as_ref().unwrap()[0].trim_start_matches('/').to_owned();
+    let real = runtime.container(&id).await;
     let mut made = Vec::new();
-    for (n, deployment) in [None, Some("another deployment")].into_iter().enumerate() {
-        let fake = format!("{}dea{n}", &id[..id.len() - 4]);
-        let mut labels = real.labels.clone().unwrap();
-        for (label, value) in &mut labels {
-            if *value == id {
-                value.clone_from(&fake);
-            } else if label.ends_with("deployment")
-                && let Some(other) = deployment
-            {
-                other.clone_into(value);
-            }
-        }
-        let body = ContainerCreateBody {
-            image: Some(IMAGE.to_owned()),
-            cmd: Some(vec!["sleep".to_owned(), "1000".to_owned()]),
-            labels: Some(labels),
-            host_config: Some(HostConfig { network_mode: Some("none".to_owned()), ..HostConfig::default() }),
-            ..ContainerCreateBody::default()
-        };
-        let own = name.replace(&id, &fake);
-        let options = CreateContainerOptionsBuilder::new().name(&own).build();
-        daemon.0.create_container(Some(options), body).await.unwrap();
-        daemon.0.start_container(&own, None::<StartContainerOptions>).await.unwrap();
-        made.push(fake);
+    for (n, deployment) in [None, Some("another-deployment")].into_iter().enumerate() {
+        let forged = format!("{}dea{n}", &id[..id.len() - 4]);
+        runtime.forge(&real, &id, &forged, deployment).await;
+        made.push(forged);
     }
-    daemon.until(&session.id, 2, Duration::from_secs(60)).await;
-    daemon.container(&id).await;
-    daemon.remove(&daemon.container(&made[1]).await).await;
+    runtime.until(&session.id, 2, Duration::from_secs(60)).await;
+    runtime.container(&id).await;
+    runtime.remove(&runtime.container(&made[1]).await).await;
     assert_eq!(super::sh(&session, "echo on").await, "on\n");
     session.delete().await.expect(200);
-    assert_eq!(daemon.of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
 }
 
 /// A registry that does not answer holds up nothing but its own images.
 #[tokio::test]
 async fn a_registry_that_hangs() {
-    let mut fixture = plan().start().await;
+    let mut fixture = Runtime::docker().plan().start().await;
     let tool = launch_tool(&[("quick", "echo done", "stdin", None)]);
     let session = fixture.driver_with(json!({"subagent_tools": [tool]})).await;
     let registry = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,6 +1,6 @@
 //! Remote subagents: launched by a turn, reported by the status tool, cancelled.
 
-use super::{CANCEL, Daemon, launch_tool, lifecycle_types, payloads, plan, told};
+use super::{CANCEL, Runtime, launch_tool, lifecycle_types, over_both, payloads, told};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tests::client::{Session, of_type, types};
@@ -8,6 +8,17 @@ use tests::fixture::Fixture;
 use tests::poll;
 use tests::provider::Answer;
 use tests::server::ADMIN_KEY;
+
+over_both!(
+    from_launch_to_report,
+    prompts,
+    endings,
+    cancelling,
+    the_admin_port_lists_and_ends,
+    cancelled_as_it_ends,
+    the_bound_and_the_closing,
+    containers_that_are_lost,
+);
 
 const STATUS: &str = "remote_subagent_status";
 
@@ -89,9 +100,8 @@ fn offered(fixture: &Fixture) -> bool {
 }
 
 /// One that ends well: events, status, and that it is reported once.
-#[tokio::test]
-async fn from_launch_to_report() {
-    let fixture = plan().start().await;
+async fn from_launch_to_report(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let template = "printf 'model %s\\n' {model}; printf warned >&2; until [ -e /tmp/go ]; do sleep 0.1; done; cat";
     let session = session(&fixture, &[("claude", template, "stdin", None)]).await;
     session.send("nothing yet").await.text();
@@ -128,13 +138,12 @@ async fn from_launch_to_report() {
     assert_eq!(reports(&fixture, &session, "tu_2").await, std::slice::from_ref(&running));
     assert_eq!(reports(&fixture, &session, "tu_3").await, [running], "a running one is reported again and again");
 
-    let daemon = Daemon::shared();
-    let container = daemon.container(&id).await;
-    super::touch(&daemon, &container, "/tmp/go").await;
+    let container = runtime.container(&id).await;
+    runtime.touch(&container, "/tmp/go").await;
     let mut expected = payload.clone();
     expected["exit_code"] = json!(0);
     assert_eq!(ended(&session, &id).await, ("completed".to_owned(), expected));
-    daemon.until(&session.id, 0, poll::DEADLINE).await;
+    runtime.until(&session.id, 0, poll::DEADLINE).await;
     let done = json!({
         "subagent_id": id, "harness": "claude", "model": "m 1", "status": "completed", "exit_code": 0,
         "stdout": "model m 1\nthe prompt", "stderr": "warned", "truncated": false, "reason": null, "detail": null,
@@ -152,9 +161,8 @@ async fn from_launch_to_report() {
 }
 
 /// A long and awkward prompt arrives byte for byte, and is seen nowhere else; a model's name stays data.
-#[tokio::test]
-async fn prompts() {
-    let fixture = plan().start().await;
+async fn prompts(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = session(
         &fixture,
         &[
@@ -204,18 +212,16 @@ async fn prompts() {
 
     let secret = "the secret words of the prompt";
     let id = launch(&fixture, &session, "tu_5", "wait", "m", secret).await;
-    let daemon = Daemon::shared();
-    let inspected = daemon.inspect(&daemon.container(&id).await).await;
+    let inspected = runtime.inspect(&runtime.container(&id).await).await;
     assert!(!inspected.contains(secret), "{inspected}");
     assert!(!fixture.server.log().contains(secret) && !fixture.server.log().contains("/pwned"));
     session.delete().await.expect(200);
-    assert_eq!(daemon.of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
 }
 
 /// How one can end otherwise, with what is told of it.
-#[tokio::test]
-async fn endings() {
-    let fixture = plan().env("BAE_SUBAGENT_TIMEOUT", "3").start().await;
+async fn endings(runtime: Runtime) {
+    let fixture = runtime.plan().env("BAE_SUBAGENT_TIMEOUT", "3").start().await;
     let session = session(
         &fixture,
         &[
@@ -241,7 +247,7 @@ async fn endings() {
         let status: &'static str = Box::leak(format!("{tool_use}_status").into_boxed_str());
         let mut reports = reports(&fixture, &session, status).await;
         assert_eq!(reports.len(), 1);
-        Daemon::shared().until(&session.id, 0, poll::DEADLINE).await;
+        runtime.until(&session.id, 0, poll::DEADLINE).await;
         (kind, payload, reports.remove(0))
     };
     let (kind, payload, report) = one("tu_fails", "fails").await;
@@ -287,9 +293,8 @@ async fn endings() {
 }
 
 /// Cancelling one that runs, one that has ended, and one that nobody knows.
-#[tokio::test]
-async fn cancelling() {
-    let fixture = plan().start().await;
+async fn cancelling(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session =
         session(&fixture, &[("wait", "trap '' TERM; sleep 1000", "stdin", None), ("quick", "true", "stdin", None)])
             .await;
@@ -297,7 +302,7 @@ async fn cancelling() {
     let second = fixture.second(&session).await;
     let outcome = second.rpc(CANCEL, json!({"subagent_id": id})).await;
     assert_eq!(*outcome.result(), json!({"cancelled": true, "subagent_id": id, "was_running": true}));
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     let (kind, payload) = ended(&session, &id).await;
     assert_eq!(kind, "cancelled");
     assert_eq!(
@@ -332,9 +337,8 @@ async fn cancelling() {
 }
 
 /// What runs is listed on the admin port, and can be ended from there.
-#[tokio::test]
-async fn the_admin_port_lists_and_ends() {
-    let fixture = plan().start().await;
+async fn the_admin_port_lists_and_ends(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = session(&fixture, &[("wait", "sleep 1000", "stdin", None)]).await;
     let subagent = launch(&fixture, &session, "tu_1", "wait", "m", "p").await;
     let sandbox = super::start(&session).await;
@@ -349,16 +353,15 @@ async fn the_admin_port_lists_and_ends() {
         assert_eq!(list(kind).await["items"], json!([]));
         call("DELETE", &format!("/admin/v1/{kind}/{id}")).await.expect(404);
     }
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     assert_eq!(ended(&session, &subagent).await.0, "cancelled");
     let events = session.events().await;
     assert_eq!(super::payloads(&events, "sandbox.stopped")[0]["reason"], "explicit");
 }
 
 /// Two cancellations at once, and the end in the very moment: one terminal event, nothing left.
-#[tokio::test]
-async fn cancelled_as_it_ends() {
-    let fixture = plan().start().await;
+async fn cancelled_as_it_ends(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = session(&fixture, &[("short", "sleep 0.{model}", "stdin", None)]).await;
     for (n, tool_use) in ["tu_0", "tu_1", "tu_2", "tu_3"].into_iter().enumerate() {
         let id = launch(&fixture, &session, tool_use, "short", &format!("{}", n * 2 + 1), "p").await;
@@ -369,15 +372,14 @@ async fn cancelled_as_it_ends() {
         assert_eq!(ran, usize::from(kind == "cancelled"), "{kind}");
         reports(&fixture, &session, Box::leak(format!("{tool_use}_status").into_boxed_str())).await;
     }
-    Daemon::shared().until(&session.id, 0, poll::DEADLINE).await;
+    runtime.until(&session.id, 0, poll::DEADLINE).await;
     let events = session.events().await;
     assert_eq!(lifecycle_types(&events).len(), 12, "{:?}", lifecycle_types(&events));
 }
 
 /// The number that may run is bounded; what runs is told, and ends with the session.
-#[tokio::test]
-async fn the_bound_and_the_closing() {
-    let fixture = plan().env("BAE_MAX_SUBAGENTS_PER_SESSION", "2").start().await;
+async fn the_bound_and_the_closing(runtime: Runtime) {
+    let fixture = runtime.plan().env("BAE_MAX_SUBAGENTS_PER_SESSION", "2").start().await;
     let session = session(&fixture, &[("wait", "sleep 1000 & sleep 1000", "stdin", None)]).await;
     let first = launch(&fixture, &session, "tu_1", "wait", "m", "p").await;
     let input = json!({"harness": "wait", "model": "m", "prompt": "p"});
@@ -394,7 +396,7 @@ async fn the_bound_and_the_closing() {
     assert!(is_error, "{text}");
     let events = session.events().await;
     assert_eq!(payloads(&events, "subagent.start").len(), 2, "no lifecycle event of what was refused");
-    assert_eq!(Daemon::shared().of(&session.id).await.len(), 2);
+    assert_eq!(runtime.of(&session.id).await.len(), 2);
     let ids: Vec<Value> = reports(&fixture, &session, "tu_5").await.iter().map(|r| r["subagent_id"].clone()).collect();
     assert_eq!((ids.len(), &ids[0]), (2, &json!(first)), "in the order of their launches");
 
@@ -403,7 +405,7 @@ async fn the_bound_and_the_closing() {
     let third = launch(&fixture, &session, "tu_6", "wait", "m", "p").await;
     let before = session.events().await.len();
     session.delete().await.expect(200);
-    assert_eq!(Daemon::shared().of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     let events = session.events().await;
     assert_eq!(types(&events[before..]), ["session.subagent.cancelled", "session.subagent.cancelled", "session.close"]);
     let mut cancelled: Vec<String> = Vec::new();
@@ -416,9 +418,8 @@ async fn the_bound_and_the_closing() {
 }
 
 /// A container that cannot be started, and one that is removed by hand.
-#[tokio::test]
-async fn containers_that_are_lost() {
-    let fixture = plan().start().await;
+async fn containers_that_are_lost(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let mut bare = launch_tool(&[("none", "true", "stdin", None)]);
     bare["name"] = json!("launch_bare");
     bare["image"] = json!(super::BARE_IMAGE);
@@ -437,12 +438,11 @@ async fn containers_that_are_lost() {
     let failed = payloads(&events, "subagent.failed").remove(0);
     assert_eq!((&failed["reason"], &failed["exit_code"]), (&json!("spawn_failed"), &Value::Null));
     assert!(failed["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{failed}");
-    let daemon = Daemon::shared();
-    assert_eq!(daemon.of(&session.id).await, []);
+    assert_eq!(runtime.of(&session.id).await, []);
     assert!(!offered(&fixture), "what did not start is not tracked");
 
     let id = launch(&fixture, &session, "tu_2", "wait", "m", "p").await;
-    daemon.remove(&daemon.container(&id).await).await;
+    runtime.remove(&runtime.container(&id).await).await;
     let (kind, payload) = ended(&session, &id).await;
     assert_eq!((kind.as_str(), &payload["exit_code"]), ("failed", &Value::Null));
     assert!(payload["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{payload}");
@@ -453,6 +453,6 @@ async fn containers_that_are_lost() {
     launch(&fixture, &session, "tu_4", "wait", "m", "p").await;
     fixture.provider.push(Answer::status(400));
     session.send("fails").await;
-    daemon.until(&session.id, 0, Duration::from_secs(20)).await;
+    runtime.until(&session.id, 0, Duration::from_secs(20)).await;
     assert_eq!(fixture.admin.state(&session.id).await, "error");
 }

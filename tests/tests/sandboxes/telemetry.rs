@@ -1,6 +1,6 @@
 //! The spans and metrics of sandboxes and subagents, and that they hold nothing of what runs in them.
 
-use super::{exec, launch_tool, payloads, plan, shell_tool, start};
+use super::{Runtime, exec, launch_tool, payloads, shell_tool, start};
 use serde_json::json;
 use std::time::Duration;
 use tests::collector::{Collector, Span};
@@ -10,7 +10,8 @@ use tests::provider::Answer;
 #[tokio::test]
 async fn commands_and_subagents() {
     let collector = Collector::start().await;
-    let plan = plan().toml(&collector.grpc_toml("")).env("BAE_LOG", "trace").env("BAE_OTEL_LOG", "trace");
+    let plan =
+        Runtime::docker().plan().toml(&collector.grpc_toml("")).env("BAE_LOG", "trace").env("BAE_OTEL_LOG", "trace");
     let mut fixture = plan.start().await;
     let tools = json!({
         "sandbox_tools": [shell_tool()],

@@ -1,18 +1,19 @@
 //! Turns in which the model runs commands in the sandbox.
 
-use super::{Daemon, driver, payloads, plan, start, told};
+use super::{Runtime, driver, over_both, payloads, start, told};
 use serde_json::{Value, json};
 use tests::client::{of_type, types};
 use tests::provider::Answer;
+
+over_both!(a_command_in_a_turn, what_the_model_sees, what_can_go_wrong, several_and_mixed, a_session_that_fails,);
 
 fn run(id: &'static str, command: &str) -> Answer {
     Answer::tools(&[(id, "sh", json!({"command": command}))])
 }
 
 /// Events in their order, with each payload; what the model sees.
-#[tokio::test]
-async fn a_command_in_a_turn() {
-    let fixture = plan().start().await;
+async fn a_command_in_a_turn(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     let id = start(&session).await;
     fixture.provider.push(run("tu_1", "echo out; printf err >&2; exit 3"));
@@ -58,9 +59,8 @@ async fn a_command_in_a_turn() {
 }
 
 /// How stdout, stderr and the exit code become one text.
-#[tokio::test]
-async fn what_the_model_sees() {
-    let fixture = plan().start().await;
+async fn what_the_model_sees(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     start(&session).await;
     for (n, (command, text, is_error)) in [
@@ -94,9 +94,9 @@ async fn what_the_model_sees() {
 }
 
 /// Whatever is wrong is told to the model, and the turn ends well.
-#[tokio::test]
-async fn what_can_go_wrong() {
-    let fixture = plan().env("BAE_SANDBOX_EXEC_TIMEOUT", "2").env("BAE_SANDBOX_OUTPUT_CAP", "100").start().await;
+async fn what_can_go_wrong(runtime: Runtime) {
+    let fixture =
+        runtime.plan().env("BAE_SANDBOX_EXEC_TIMEOUT", "2").env("BAE_SANDBOX_OUTPUT_CAP", "100").start().await;
     let session = driver(&fixture).await;
     let answer = async |answer: Answer, tool_use: &str| {
         fixture.provider.push(answer);
@@ -134,8 +134,7 @@ async fn what_can_go_wrong() {
     assert!(text.starts_with("y\ny\n") && text.contains("4900") && text.len() < 200, "{text}");
 
     // Removed by hand: the command says so, the log too, and another can be started.
-    let daemon = Daemon::shared();
-    daemon.remove(&daemon.container(&id).await).await;
+    runtime.remove(&runtime.container(&id).await).await;
     let (response, text, is_error, _) = answer(run("tu_gone", "true"), "tu_gone").await;
     if response["sandbox_id"] == id.as_str() {
         let error = response["error"].as_str().unwrap();
@@ -153,9 +152,8 @@ async fn what_can_go_wrong() {
 }
 
 /// Several commands of one answer run one after the other; a client's tool beside them pauses the turn.
-#[tokio::test]
-async fn several_and_mixed() {
-    let fixture = plan().start().await;
+async fn several_and_mixed(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let body = json!({"tools": [tests::fixture::clock()], "sandbox_tools": [super::shell_tool()]});
     let session = fixture.driver_with(body).await;
     start(&session).await;
@@ -194,15 +192,13 @@ async fn several_and_mixed() {
 }
 
 /// Every provider fails: the session is in error, and its sandbox is gone.
-#[tokio::test]
-async fn a_session_that_fails() {
-    let fixture = plan().start().await;
+async fn a_session_that_fails(runtime: Runtime) {
+    let fixture = runtime.plan().start().await;
     let session = driver(&fixture).await;
     start(&session).await;
     fixture.provider.push(Answer::status(400));
     session.send("fails").await;
-    let daemon = Daemon::shared();
-    daemon.until(&session.id, 0, tests::poll::DEADLINE).await;
+    runtime.until(&session.id, 0, tests::poll::DEADLINE).await;
     assert_eq!(session.types().await.last().unwrap(), "session.error");
     assert_eq!(fixture.admin.state(&session.id).await, "error");
 }
