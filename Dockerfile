@@ -26,7 +26,7 @@ CMD ["serve"]
 
 FROM system AS run
 ARG PROGRAM=target/release/baesrv
-COPY --chmod=755 ${PROGRAM} /usr/local/bin/baesrv
+COPY ${PROGRAM} /usr/local/bin/baesrv
 
 FROM ${RUST} AS build
 WORKDIR /src
