@@ -5,7 +5,7 @@ use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::Api;
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use sandbox::{
     Command, Docker, Error, Kind, Kubernetes, Limits, Network, Output, PodSettings, Progress, Sandboxes, Settings,
     Spec, SubagentSpec,
@@ -97,6 +97,18 @@ impl Fixture {
     /// The same deployment with other pods.
     pub(crate) fn with_pods(&self, pods: PodSettings) -> Sandboxes {
         self.runtime.driver(self.settings(limits()), pods)
+    }
+
+    /// The same deployment, as a node sees it that has this token in place of an administrator's certificate.
+    pub(crate) fn with_token(&self, token: &str) -> Sandboxes {
+        let Runtime::Kubernetes(kubeconfig) = &self.runtime else { panic!("there is no cluster") };
+        let mut file = Kubeconfig::read_from(kubeconfig).unwrap();
+        file.auth_infos[0].auth_info = Some(AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() });
+        let own = std::env::temp_dir().join(format!("bae-{}", self.deployment));
+        std::fs::write(&own, k8s_openapi::serde_json::to_string(&file).unwrap()).unwrap();
+        let node = Runtime::Kubernetes(own.clone()).driver(self.settings(limits()), pods());
+        std::fs::remove_file(own).unwrap();
+        node
     }
 
     pub(crate) fn deployment(&self) -> &str {

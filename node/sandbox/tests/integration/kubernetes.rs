@@ -1,10 +1,12 @@
 //! What only a Kubernetes cluster can do to sandboxes.
 
 use crate::fixture::{Fixture, command, kubernetes, limits, pods};
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Pod, Secret, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use kube::Api;
-use kube::api::{EvictParams, ListParams};
-use sandbox::{End, Error, Limits, PodSettings, Settings, Spec, SubagentSpec};
+use kube::api::{EvictParams, ListParams, ObjectMeta, PostParams};
+use sandbox::{End, Error, Limits, PodSettings, Progress, Settings, Spec, SubagentSpec};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -136,6 +138,64 @@ async fn looking_for_an_image_leaves_nothing() {
         assert_eq!(provisioned.is_err(), n == 0, "{provisioned:?}");
     }
     assert_eq!(pods_left(&fixture, fixture.deployment()).await, [""; 0]);
+    fixture.end().await;
+}
+
+/// The rights that docs/operations.md names, and no others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_account_with_the_documented_rights() {
+    let fixture = Fixture::kubernetes();
+    let name = fixture.deployment().to_owned();
+    let metadata = || ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
+    let rule = |resource: &str, verbs: &[&str]| PolicyRule {
+        api_groups: Some(vec![String::new()]),
+        resources: Some(vec![resource.to_owned()]),
+        verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+        ..PolicyRule::default()
+    };
+    let rules = vec![
+        rule("pods", &["get", "list", "watch", "create", "delete"]),
+        rule("pods/exec", &["get", "create"]),
+        rule("secrets", &["get", "create", "delete"]),
+        rule("events", &["list"]),
+    ];
+    let new = PostParams::default();
+    let accounts: Api<ServiceAccount> = fixture.api().await;
+    let account =
+        accounts.create(&new, &ServiceAccount { metadata: metadata(), ..ServiceAccount::default() }).await.unwrap();
+    fixture.api::<Role>().await.create(&new, &Role { metadata: metadata(), rules: Some(rules) }).await.unwrap();
+    let binding = RoleBinding {
+        metadata: metadata(),
+        role_ref: RoleRef { api_group: "rbac.authorization.k8s.io".into(), kind: "Role".into(), name: name.clone() },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".into(),
+            name: name.clone(),
+            namespace: account.metadata.namespace,
+            ..Subject::default()
+        }]),
+    };
+    fixture.api::<RoleBinding>().await.create(&new, &binding).await.unwrap();
+    let token = accounts.create_token_request(&name, &new, &TokenRequest::default()).await.unwrap();
+    let node = fixture.with_token(&token.status.unwrap().token);
+
+    node.provision(IMAGE).await.unwrap();
+    let spec = fixture.spec("a");
+    node.start(&spec).await.unwrap();
+    assert_eq!(node.exec(&spec.id, &command("echo works")).await.unwrap().stdout.text, "works\n");
+    let task = SubagentSpec { prompt: b"p".to_vec(), ..fixture.subagent("b", "cat") };
+    node.launch(&task).await.unwrap();
+    let ended = poll::until(poll::DEADLINE, "the subagent ends", async || {
+        match node.collect(&task.container.id, 100).await.unwrap() {
+            Progress::Ended(ended) => Ok(ended),
+            other => Err(other),
+        }
+    })
+    .await;
+    assert_eq!(ended.stdout.text, "p");
+    assert_eq!(node.list().await.unwrap().len(), 2);
+    for id in [&spec.id, &task.container.id] {
+        node.stop(id).await.unwrap();
+    }
     fixture.end().await;
 }
 
