@@ -49,9 +49,9 @@ pub(crate) fn exec_from_input() -> String {
     format!("{READ_SCRIPT}\n{watched}{REPORT}")
 }
 
-/// Becomes the command `$1`, with an empty standard input. The script's own standard input is a line to the caller, on which
-/// nothing is ever sent. When it is cut while the command runs (the caller gave up, or is dead) a watcher beside the command
-/// ends it.
+/// Becomes the command `$1`, with an empty standard input. The script's own standard input is a line to the caller. When it is
+/// cut while the command runs (the caller gave up, or is dead) a watcher beside the command ends it. The watcher goes when it gets a
+/// line of text: the caller knows by then that the command has exited, and what that left behind is to go on.
 ///
 /// What is ended: every process of the command's session, and every process that descends from one of those. What has left
 /// the session and lost its parent as well, as a daemon does, is not found; it ends with the sandbox.
@@ -66,7 +66,7 @@ pub(crate) const EXEC: &str = r#"exec 3<&0 </dev/null
 trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM
 ( (
   read -r self _ </proc/self/stat
-  read -r _
+  ! read -r _ || exit 0
   alive() { read -r line <"/proc/$$/stat" || return 1; set -- ${line##*) }; [ "$1" != Z ]; }
   alive || exit 0
   rounds=0

@@ -270,6 +270,9 @@ impl<'a> Run<'a> {
                 }
             }
             if self.err.capture.code.is_some() {
+                if drained.is_none() {
+                    self.release().await;
+                }
                 let end = *drained.get_or_insert_with(|| Instant::now() + DRAIN);
                 look = end.min(Instant::now() + QUIET);
             }
@@ -283,6 +286,18 @@ impl<'a> Run<'a> {
             }
         }
         Ok(Ending::Status(Box::new(status)))
+    }
+
+    /// Tells the watcher that the command has exited. The shell that has said so may still be there when the connection is cut, on
+    /// a busy machine, and then what the command left behind would be ended.
+    async fn release(&mut self) {
+        let told = async {
+            self.input.write_all(b"\n").await?;
+            self.input.flush().await
+        };
+        if let Err(error) = told.await {
+            tracing::debug!(sandbox = self.id, error = %error, "the watcher of a command could not be told of its end");
+        }
     }
 
     /// Lets the watcher end the command, and waits until it has.

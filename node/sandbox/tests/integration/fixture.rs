@@ -241,7 +241,12 @@ impl Fixture {
     }
 
     pub(crate) async fn ended(&self, spec: &SubagentSpec) -> sandbox::Ended {
-        poll::until(poll::DEADLINE, "the subagent ends", async || {
+        self.ended_within(spec, poll::DEADLINE).await
+    }
+
+    /// The same, where that may take longer.
+    pub(crate) async fn ended_within(&self, spec: &SubagentSpec, limit: Duration) -> sandbox::Ended {
+        poll::until(limit, "the subagent ends", async || {
             match self.sandboxes.collect(&spec.container.id, spec.output_cap).await.unwrap() {
                 Progress::Ended(ended) => Ok(ended),
                 other => Err(other),
@@ -252,13 +257,17 @@ impl Fixture {
 
     /// The command lines of the processes in a sandbox but its main process and the `sleep` that belongs to that.
     pub(crate) async fn processes(&self, id: &str) -> Vec<String> {
+        self.try_processes(id).await.unwrap()
+    }
+
+    async fn try_processes(&self, id: &str) -> Result<Vec<String>, Error> {
         // One process only, which does not show itself.
         let script = r#"read -r own </proc/$$/stat; set -- ${own##*) }; session=$4; for p in /proc/[0-9]*; do
             read -r line <$p/stat || continue; pid=${line%% *}; set -- ${line##*) }
             [ $pid != 1 ] && [ $pid != $$ ] && [ "$2" != 1 -o "$4" != 1 ] && [ "$4" != $session ] && [ "$1" != Z ] || continue
             echo $pid $line
         done 2>/dev/null; true"#;
-        self.sh(id, script).await.lines().map(str::to_owned).collect()
+        Ok(self.exec(id, script).await?.stdout.text.lines().map(str::to_owned).collect())
     }
 
     /// Waits until nothing but its main process runs in a sandbox.
@@ -268,8 +277,8 @@ impl Fixture {
 
     /// The same, where that may take longer.
     pub(crate) async fn empty_within(&self, id: &str, limit: Duration) {
-        poll::until(limit, "no process is left", async || match self.processes(id).await {
-            left if left.is_empty() => Ok(()),
+        poll::until(limit, "no process is left", async || match self.try_processes(id).await {
+            Ok(left) if left.is_empty() => Ok(()),
             left => Err(left),
         })
         .await;

@@ -1,6 +1,6 @@
 //! Subagents.
 
-use super::limits::{FORK_BOMB, MEMORY_HOG, roomy};
+use super::limits::{ENDED, FORK_BOMB, MEMORY_HOG, roomy};
 use crate::fixture::Fixture;
 use sandbox::{End, Ended, Error, Progress, Spec, SubagentSpec};
 use std::time::{Duration, Instant};
@@ -160,7 +160,7 @@ pub(super) async fn a_fork_bomb_ends_with_its_time(fixture: &Fixture) {
     let script = format!("echo begun; ({FORK_BOMB}) & while true; do :; done");
     let spec = SubagentSpec { timeout: Duration::from_secs(2), ..fixture.subagent("a", &script) };
     fixture.with_limits(roomy()).launch(&spec).await.unwrap();
-    let ended = fixture.ended(&spec).await;
+    let ended = fixture.ended_within(&spec, ENDED).await;
     assert_eq!((&ended.end, ended.stdout.text.as_str()), (&End::TimedOut, "begun\n"));
 }
 
