@@ -249,7 +249,7 @@ pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> 
 /// When the database fails.
 pub(super) async fn lost(app: &App, driver: &Sandboxes, sandbox: &Sandbox, detail: &str) -> Result<(), Error> {
     end(app, sandbox, SandboxState::Running, vec![error(sandbox, "exec", detail)]).await?;
-    remove(driver, sandbox.id).await;
+    remove_later(app, driver, sandbox.id);
     Ok(())
 }
 
@@ -272,6 +272,13 @@ pub(super) async fn remove(driver: &Sandboxes, id: impl std::fmt::Display) {
     if let Err(error) = driver.stop(&id.to_string()).await {
         tracing::warn!(%id, error = %error, "a container is left for the reconciler");
     }
+}
+
+/// Removes a container that no row names any more, and that nobody waits for. A pod whose machine is lost can stay for as
+/// long as nobody tells the cluster about the machine.
+pub(super) fn remove_later(app: &App, driver: &Sandboxes, id: impl std::fmt::Display + Send + Sync + 'static) {
+    let (driver, stop) = (driver.clone(), app.stop.clone());
+    app.tasks.spawn(async move { stop.run_until_cancelled(remove(&driver, id)).await });
 }
 
 fn stop_payload(sandbox: &Sandbox) -> RemoteSandboxStop {

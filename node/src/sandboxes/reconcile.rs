@@ -5,7 +5,7 @@
 //! containers that no row names. A row is written before its container is created. So a container that is listed first,
 //! and then is named by no row, belongs to nobody. It is still removed only when it is found so again after some time.
 
-use super::lifecycle::{NotStarted, NotStopped, discard, finish_start, finish_stop, lost, remove};
+use super::lifecycle::{NotStarted, NotStopped, discard, finish_start, finish_stop, lost, remove_later};
 use super::{images, subagents};
 use crate::app::App;
 use crate::telemetry::metrics::metrics;
@@ -173,11 +173,13 @@ async fn remove_orphans(
     }
     orphans.retain(|id, _| unnamed.iter().any(|found| found.id == *id));
     for found in unnamed {
-        let since = *orphans.entry(found.id.clone()).or_insert_with(Instant::now);
+        let since = orphans.entry(found.id.clone()).or_insert_with(Instant::now);
         if since.elapsed() >= GRACE {
+            // If it stays, it is tried again after the same time.
+            *since = Instant::now();
             tracing::info!(id = found.id, session = found.session, "a container that belongs to no session is removed");
             metrics().sandbox_orphans.add(1, &[]);
-            remove(driver, &found.id).await;
+            remove_later(app, driver, found.id);
         }
     }
     Ok(())

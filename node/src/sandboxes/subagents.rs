@@ -1,7 +1,7 @@
 //! Remote subagents: launching one for a turn, recording its end, cancelling it, and reporting to the model
 //! (docs/api.md 8).
 
-use super::lifecycle::{event, remove};
+use super::lifecycle::{event, remove, remove_later};
 use super::{NO_DRIVER, keep_busy};
 use crate::app::App;
 use crate::telemetry::metrics::metrics;
@@ -165,7 +165,7 @@ pub(crate) async fn discard(app: &App, session: SessionId) -> Result<(), Error> 
     }
     app.log.forget_subagents_of(session).await?;
     for tracked in tracked {
-        remove(driver, tracked.launched.id).await;
+        remove_later(app, driver, tracked.launched.id);
     }
     Ok(())
 }
@@ -184,7 +184,7 @@ async fn end_cancelled(app: &App, found: &Subagent, by: KeyId, reason: &str) -> 
     }
 }
 
-/// Records the end of a subagent, if it has ended, and removes its container.
+/// Records the end of a subagent, if it has ended, and has its container removed.
 ///
 /// # Errors
 /// When the database fails.
@@ -213,7 +213,7 @@ pub(super) async fn collect(app: &App, driver: &Sandboxes, running: &Subagent) -
         Err(Error::PreconditionFailed | Error::NotOpen(_)) => {}
         Err(error) => return Err(error),
     }
-    remove(driver, id).await;
+    remove_later(app, driver, id);
     Ok(())
 }
 

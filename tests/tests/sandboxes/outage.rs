@@ -1,6 +1,6 @@
 //! A runtime that hangs, or dies and comes back, and pods that the cluster cannot start.
 
-use super::{EXEC, Runtime, START, STOP, exec, lifecycle_types, payloads, sh, start};
+use super::{CARRIED_ON, EXEC, Runtime, START, STOP, exec, lifecycle_types, payloads, sh, start};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tests::client::Session;
@@ -121,6 +121,41 @@ async fn killed_and_back() {
         session.delete().await.expect(200);
         assert_eq!(runtime.of(&session.id).await, []);
     }
+}
+
+/// A pod that cannot be removed, as that of a machine that is lost: nobody waits for it, and it goes when it can.
+#[tokio::test]
+async fn a_pod_that_stays() {
+    let runtime = Runtime::kubernetes().await;
+    let fixture = runtime.plan().start().await;
+    let [one, other] = [fixture.driver().await, fixture.driver().await];
+    let id = start(&one).await;
+    let pod = runtime.container(&id).await;
+    runtime.hold_back(&pod, true).await;
+    let began = Instant::now();
+    // Its processes have a second to end.
+    let (code, text) = poll::until(poll::DEADLINE, "a command is refused", async || {
+        let outcome = exec(&one, "true").await;
+        let frame = outcome.frames.last().expect("a frame");
+        if frame["error"].is_object() { Ok(outcome.error()) } else { Err(frame.clone()) }
+    })
+    .await;
+    assert!(code == -32013 || (code == -32000 && text.starts_with("sandbox exec failed: ")), "{code} {text}");
+    let again = start(&one).await;
+    assert_eq!(sh(&one, "echo works").await, "works\n");
+    // The reconciler goes on as well.
+    let lost = start(&other).await;
+    runtime.remove(&runtime.container(&lost).await).await;
+    other.until("the end of the other one", |events| payloads(events, "sandbox.error").len() == 1).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert_eq!(payloads(&one.events().await, "sandbox.error").len(), 1);
+    assert_eq!(runtime.of(&one.id).await.len(), 2);
+    runtime.hold_back(&pod, false).await;
+    runtime.until(&one.id, 1, CARRIED_ON).await;
+    runtime.container(&again).await;
+    one.delete().await.expect(200);
+    assert_eq!(runtime.of(&one.id).await, []);
 }
 
 /// A pod that no node takes, for it wants a node that there is not, or more than there is.

@@ -10,7 +10,7 @@ use bollard::query_parameters::{
 };
 use futures_util::TryStreamExt;
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::api::{AttachParams, DeleteParams, ListParams, ObjectMeta, PostParams};
+use kube::api::{AttachParams, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::json;
@@ -247,6 +247,17 @@ impl Runtime {
                 })
                 .await;
             }
+        }
+    }
+
+    /// Has a pod removed, and holds it back so that it stays; or lets it go.
+    pub(super) async fn hold_back(&self, pod: &Container, held: bool) {
+        let pods = self.api::<Pod>();
+        let finalizers = if held { json!(["bae.test/held"]) } else { json!(null) };
+        let patch = Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
+        pods.patch(&pod.name, &PatchParams::default(), &patch).await.expect("it is changed");
+        if held {
+            pods.delete(&pod.name, &DeleteParams::default().grace_period(1)).await.expect("it is to be removed");
         }
     }
 
