@@ -24,7 +24,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{delete, get};
+use axum::routing::{delete, get, post};
 use std::sync::Arc;
 
 /// The admin port's routes.
@@ -36,6 +36,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/admin/v1/keys/{id}", delete(keys::revoke))
         .route("/admin/v1/sessions", get(sessions::list))
         .route("/admin/v1/sessions/{id}", delete(sessions::close))
+        .route("/admin/v1/sessions/{id}/purge", post(sessions::purge))
         .route("/admin/v1/sessions/{id}/events", get(sessions::events))
         .route("/admin/v1/sessions/{id}/owner", get(sessions::owner))
         .route("/admin/v1/nodes", get(sessions::nodes))

@@ -20,7 +20,7 @@ mod turn;
 mod watch;
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use secrecy::SecretString;
@@ -44,6 +44,9 @@ pub(crate) struct Args {
     /// Client key; without one, the key that `baesrv dev` left in ./.bae/client.key.
     #[arg(long, env = "BAE_KEY", hide_env_values = true)]
     key: Option<SecretString>,
+    /// A PEM file with the authority that signed the server's TLS certificate, beside those of the system.
+    #[arg(long, value_name = "PATH", env = "BAE_CA", hide_env = true)]
+    ca: Option<PathBuf>,
     /// Join this session instead of opening one.
     #[arg(long, value_name = "ID")]
     session: Option<String>,
@@ -67,7 +70,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let colour = std::io::stdout().is_terminal() && args.no_color.is_none_or(|no| no.is_empty());
     let notes = if args.message.is_some() { Notes::Stderr } else { Notes::Stdout };
     let screen = Screen::new(colour, notes);
-    let api = Api::new(&args.url, key)?;
+    let api = Api::new(&args.url, args.ca.as_deref(), key)?;
 
     let (opened, tools) = match enter(&api, args.session.as_deref(), &screen).await {
         Err(Failure::Lost(why)) => bail!("{why}: {}. `baesrv dev` starts a server here; --url names another", args.url),

@@ -5,6 +5,7 @@
 
 mod admin;
 mod dev;
+mod ready;
 mod serve;
 mod signals;
 mod terminal;
@@ -38,6 +39,8 @@ enum Command {
     Chat(crate::chat::Args),
     /// Manage a server over its admin port.
     Admin(admin::Args),
+    /// Ask a server whether it is ready for requests; the exit code tells.
+    Ready(ready::Args),
 }
 
 /// Runs the program with these arguments, of which the first is the program's name.
@@ -70,6 +73,7 @@ async fn run(command: Command, program: String) -> Result<(), Failure> {
         Command::Dev(args) => dev::dev(args, &program).await,
         Command::Chat(args) => Ok(crate::chat::run(args).await?),
         Command::Admin(args) => admin::run(args).await,
+        Command::Ready(args) => ready::ready(args).await,
     }
 }
 

@@ -93,6 +93,15 @@ impl fmt::Display for Database {
     }
 }
 
+/// The PEM files of the TLS ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    /// The certificate, followed by those between it and its authority.
+    pub(crate) cert: PathBuf,
+    /// Its private key.
+    pub(crate) key: PathBuf,
+}
+
 /// Everything that can be set.
 #[derive(Clone)]
 pub(crate) struct Config {
@@ -126,6 +135,14 @@ pub(crate) struct Config {
     /// `BAE_METRICS_ADDR`, `--metrics-addr`: the port on which Prometheus reads the metrics. Default: none, which `off`
     /// says too.
     pub(crate) metrics_addr: Option<SocketAddr>,
+    /// `BAE_MAX_CONNECTIONS`: connections to the client port at once. Default 50000, or three quarters of the open files
+    /// that the system allows the process, if those are fewer.
+    pub(crate) max_connections: u32,
+    /// `BAE_TLS_CERT` and `BAE_TLS_KEY`: PEM files with the certificate chain and the private key of the client port and
+    /// the admin port. Without them both speak plain HTTP.
+    pub(crate) tls: Option<TlsFiles>,
+    /// `BAE_RETENTION_DAYS`: for how many days sessions that have ended are kept. Default: for ever.
+    pub(crate) retention: Option<Duration>,
     /// `BAE_SHUTDOWN_TIMEOUT`: seconds that running turns have to end after a stop signal. Default 30.
     pub(crate) shutdown_timeout: Duration,
     /// `BAE_TURN_TIMEOUT`: seconds that a paused turn waits for its client. Default 120.
@@ -168,7 +185,7 @@ impl fmt::Debug for Config {
 }
 
 /// The keys of `[server]`. `BAE_ADMIN_KEY` is not among them, so that the admin key stays out of the file.
-const SETTINGS: [&str; 41] = [
+const SETTINGS: [&str; 45] = [
     "addr",
     "admin_addr",
     "admin_allow_remote",
@@ -188,6 +205,10 @@ const SETTINGS: [&str; 41] = [
     "max_turn_iterations",
     "max_queued_calls",
     "max_body",
+    "max_connections",
+    "tls_cert",
+    "tls_key",
+    "retention_days",
     "stream_keepalive",
     "forward_client_events",
     "sandbox_driver",
@@ -257,6 +278,9 @@ impl Config {
             log_format: settings.parsed("log_format", "text or json", log_format)?.unwrap_or(LogFormat::Text),
             otel_log: filter(&settings, "otel_log")?,
             metrics_addr: metrics_addr(&settings)?,
+            max_connections: settings.count("max_connections", 50_000)?,
+            tls: tls(&settings)?,
+            retention: settings.days("retention_days")?,
             shutdown_timeout: settings.seconds_or_zero("shutdown_timeout", 30)?,
             turn_timeout: settings.seconds("turn_timeout", 120)?,
             max_turn_iterations: settings.count("max_turn_iterations", 8)?,
@@ -315,6 +339,19 @@ fn admin_addr(settings: &Settings<'_>) -> Result<SocketAddr, Usage> {
 fn metrics_addr(settings: &Settings<'_>) -> Result<Option<SocketAddr>, Usage> {
     let none_or = |text: &str| if text == "off" { Some(None) } else { address(text).map(Some) };
     Ok(settings.parsed("metrics_addr", "IP:PORT, like 127.0.0.1:9464, or off", none_or)?.flatten())
+}
+
+fn tls(settings: &Settings<'_>) -> Result<Option<TlsFiles>, Usage> {
+    // An empty path means none: `dev` passes it, so that a variable of the environment has no effect.
+    let path = |name| settings.text(name).filter(|text| !text.trim().is_empty()).map(PathBuf::from);
+    match (path("tls_cert"), path("tls_key")) {
+        (None, None) => Ok(None),
+        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert, key })),
+        (Some(_), None) => {
+            Err(Usage::new("BAE_TLS_CERT needs BAE_TLS_KEY, the file with the certificate's private key"))
+        }
+        (None, Some(_)) => Err(Usage::new("BAE_TLS_KEY needs BAE_TLS_CERT, the file with the key's certificate")),
+    }
 }
 
 fn admin_key(settings: &Settings<'_>) -> Result<AdminKey, Usage> {

@@ -85,14 +85,9 @@ impl Export {
         self.tracers.as_ref().map(|tracers| tracers.tracer("bae"))
     }
 
-    /// Serves the scrape port until `stop`.
-    pub(crate) async fn serve(
-        &self,
-        listener: tokio::net::TcpListener,
-        stop: tokio_util::sync::CancellationToken,
-    ) -> anyhow::Result<()> {
-        let Some(reader) = &self.reader else { return Ok(()) };
-        scrape::serve(listener, reader.clone(), stop).await
+    /// The routes of the scrape port: none if metrics are not scraped.
+    pub(crate) fn router(&self) -> axum::Router {
+        self.reader.clone().map(scrape::router).unwrap_or_default()
     }
 
     /// Sends what is left, for a limited time. Blocking calls of the exporters get a thread of their own, because on a

@@ -9,10 +9,10 @@ use crate::app::App;
 use crate::config::Config;
 use crate::export::{self, Export};
 use crate::http::measured::measured;
+use crate::listen::{Certificate, Port};
+use crate::retention;
 use crate::sandboxes;
 use crate::session;
-use axum::Router;
-use axum::serve::ListenerExt;
 use coordinator::Db;
 use coordinator::cluster::Local;
 use coordinator::cluster::redis::{Received, Redis, Tasks};
@@ -21,14 +21,13 @@ use coordinator::feed::Feeds;
 use coordinator::log::Log;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// When TCP probes a silent peer: after the first time, and then each time the second one has passed. So a dead peer is
-/// noticed although nothing is sent to it.
-const TCP_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// Connections to the admin port and to the metrics port at once.
+const ADMIN_CONNECTIONS: usize = 256;
 /// How long tasks may take to end after running turns were given up.
 const LAST_GRACE: Duration = Duration::from_secs(5);
 
@@ -40,6 +39,8 @@ pub(crate) struct Ports {
     pub(crate) admin: TcpListener,
     /// The port on which metrics are read, if one is configured.
     pub(crate) metrics: Option<TcpListener>,
+    /// With it, the client port and the admin port speak TLS.
+    pub(crate) certificate: Option<Arc<Certificate>>,
 }
 
 /// What comes with the coordination when it is made: channels that a task of the node must read, and a task that must
@@ -75,7 +76,7 @@ async fn assemble(config: Config, db: Db) -> anyhow::Result<(Arc<App>, Work)> {
 /// those that do not are carried on by another node or at the next start.
 ///
 /// # Errors
-/// When a port cannot be served.
+/// When the parts of the node cannot be made.
 pub(crate) async fn run(
     config: Config,
     db: Db,
@@ -94,10 +95,14 @@ pub(crate) async fn run(
         background.spawn(membership.run(left.clone()));
     }
     background.spawn(session::sweep::sweep(Arc::clone(&app)));
+    background.spawn(retention::run(Arc::clone(&app)));
     background.spawn(sandboxes::reconcile::run(Arc::clone(&app)));
     let (auth, stopped) = (app.auth.clone(), app.stop.clone());
     background.spawn(async move { auth.write_uses(stopped).await });
     background.spawn(export::observe(Arc::clone(&app)));
+    if let Some(certificate) = &ports.certificate {
+        background.spawn(Arc::clone(certificate).keep_current(app.stop.clone()));
+    }
     background.close();
     let address =
         |listener: &TcpListener| listener.local_addr().map_or_else(|e| e.to_string(), |addr| addr.to_string());
@@ -114,8 +119,13 @@ pub(crate) async fn run(
     };
     let clients = measured(crate::api::router(Arc::clone(&app)), "client");
     let admin = measured(crate::admin::router(Arc::clone(&app)), "admin");
-    let clients = serve(ports.client, clients, app.halt.clone());
-    let admin = serve(ports.admin, admin, app.halt.clone());
+    let certificate = ports.certificate;
+    let served = |listener, router, limit| {
+        let port = Port { listener, certificate: certificate.clone(), limit };
+        end_with(&app.halt, port.serve(router, app.halt.clone()))
+    };
+    let clients = served(ports.client, clients, client_connections(app.config.max_connections));
+    let admin = served(ports.admin, admin, ADMIN_CONNECTIONS);
     let drained = async {
         stop.cancelled().await;
         tracing::info!("stopping: running turns have {} s to end", app.config.shutdown_timeout.as_secs());
@@ -127,15 +137,14 @@ pub(crate) async fn run(
         }
         app.halt.cancel();
         let _ = tokio::time::timeout(LAST_GRACE, app.tasks.wait()).await;
-        Ok(())
     };
     let scraped = async {
-        match ports.metrics {
-            Some(listener) => export.serve(listener, app.halt.clone()).await,
-            None => Ok(()),
+        if let Some(listener) = ports.metrics {
+            let port = Port { listener, certificate: None, limit: ADMIN_CONNECTIONS };
+            end_with(&app.halt, port.serve(export.router(), app.halt.clone())).await;
         }
     };
-    tokio::try_join!(clients, admin, scraped, drained)?;
+    tokio::join!(clients, admin, scraped, drained);
     // Only now, because the cluster offers to other nodes what was given up until now.
     left.cancel();
     background.wait().await;
@@ -145,25 +154,17 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Serves a port until `halt`. Streams that are open then may still end by themselves for a short time.
-async fn serve(listener: TcpListener, router: Router, halt: CancellationToken) -> anyhow::Result<()> {
-    let listener = listener.tap_io(|socket| {
-        if let Err(error) = tune(socket) {
-            tracing::debug!(error = %error, "a socket could not be tuned");
-        }
-    });
-    let serving = axum::serve(listener, router).with_graceful_shutdown(halt.clone().cancelled_owned()).into_future();
+/// Serves a port. Streams that are open at the halt may then still end by themselves for a short time: one of them would
+/// delay the end of the node without limit.
+async fn end_with(halt: &CancellationToken, serving: impl Future<Output = ()>) {
     tokio::select! {
-        served = serving => Ok(served?),
-        // An open stream would delay the end of the node without limit.
-        () = async { halt.cancelled().await; tokio::time::sleep(LAST_GRACE).await } => Ok(()),
+        () = serving => {}
+        () = async { halt.cancelled().await; tokio::time::sleep(LAST_GRACE).await } => {}
     }
 }
 
-/// Sends small answers at once instead of waiting for the peer's delayed acknowledgement, and lets dead peers be
-/// noticed.
-fn tune(socket: &TcpStream) -> std::io::Result<()> {
-    socket.set_nodelay(true)?;
-    let keepalive = socket2::TcpKeepalive::new().with_time(TCP_KEEPALIVE.0).with_interval(TCP_KEEPALIVE.1);
-    socket2::SockRef::from(socket).set_tcp_keepalive(&keepalive)
+/// How many connections the client port may have, so that files and sockets are left for what the node itself opens.
+fn client_connections(configured: u32) -> usize {
+    let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
+    usize::try_from(files / 4 * 3).unwrap_or(usize::MAX).min(configured as usize)
 }

@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::http::pagination::{Items, Page, pairs};
 use crate::http::path_id::{Id, Named};
 use crate::http::problem::Problem;
+use crate::retention;
 use crate::session::close;
 use axum::Json;
 use axum::extract::State;
@@ -11,6 +12,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use coordinator::Error;
 use coordinator::accounts::{self, ListedSession};
+use coordinator::log::PurgeReason;
 use engine::event::EventNumber;
 use engine::ids::{ProfileId, SessionId};
 use engine::time::UnixMillis;
@@ -58,6 +60,16 @@ pub(super) async fn close(State(app): State<Arc<App>>, Id(session): Id<SessionId
         error => error.into(),
     })?;
     tracing::info!(session.id = %session, "session closed by an administrator");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes an ended session with its events.
+pub(super) async fn purge(State(app): State<Arc<App>>, Id(session): Id<SessionId>) -> Result<StatusCode, Problem> {
+    retention::purge(&app, session, PurgeReason::Admin).await.map_err(|error| match error {
+        Error::NotFound => SessionId::absent(),
+        Error::PreconditionFailed => Problem::session_open(),
+        error => error.into(),
+    })?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -4,9 +4,11 @@
 //! A turn or a subscription may last for as long as the server likes, so its stream has no deadline; TCP keep-alive
 //! notices a dead peer. Every other answer has a deadline.
 
+use std::path::Path;
 use std::time::Duration;
 use std::{fmt, io};
 
+use crate::client;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt};
@@ -60,6 +62,9 @@ impl From<reqwest::Error> for Failure {
     fn from(error: reqwest::Error) -> Failure {
         if error.is_builder() {
             return Failure::Unreadable(format!("the address cannot be used: {error}"));
+        }
+        if let Some(trouble) = client::tls_trouble(&error) {
+            return Failure::Unreadable(trouble);
         }
         if error.is_connect() {
             return Failure::Lost("no server answers".to_owned());
@@ -158,8 +163,14 @@ impl fmt::Debug for Session {
 }
 
 impl Api {
-    pub(super) fn new(url: &str, key: SecretString) -> anyhow::Result<Api> {
-        let http = reqwest::Client::builder()
+    /// A client of the server at `url`, whose certificate may be signed by an authority of the file `ca`.
+    ///
+    /// # Errors
+    /// When the URL or the file cannot be used.
+    pub(super) fn new(url: &str, ca: Option<&Path>, key: SecretString) -> anyhow::Result<Api> {
+        let parsed = reqwest::Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let Some(parsed) = parsed else { anyhow::bail!("--url must be like http://127.0.0.1:8080") };
+        let http = client::builder(&parsed, ca)?
             .connect_timeout(CONNECT_LIMIT)
             .tcp_nodelay(true)
             .tcp_keepalive(KEEPALIVE)

@@ -18,7 +18,7 @@ fn call(id: &str, name: &str, input: Value) -> Value {
 async fn driver(fake: &Fake, typed: &[&str]) -> Driver {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let screen = Screen::captured();
-    let api = Api::new(&fake.clone().start().await, SecretString::from("bae_1".to_owned())).unwrap();
+    let api = Api::new(&fake.clone().start().await, None, SecretString::from("bae_1".to_owned())).unwrap();
     let (opened, tools) = enter(&api, None, &screen).await.unwrap();
     let session = api.session(&opened).unwrap();
     session.register().await.unwrap();

@@ -148,6 +148,11 @@ enum Session {
         /// Its id
         id: SessionId,
     },
+    /// Remove one that has ended, with all its events, for ever
+    Purge {
+        /// Its id
+        id: SessionId,
+    },
 }
 
 #[derive(clap::Subcommand)]
@@ -381,6 +386,10 @@ async fn session(client: &Client, command: Session) -> Result<Output, Failure> {
         Session::Close { id } => {
             client.send("DELETE", &format!("sessions/{id}"), None).await?;
             Ok(Output::Message(format!("closed {id}")))
+        }
+        Session::Purge { id } => {
+            client.send("POST", &format!("sessions/{id}/purge"), None).await?;
+            Ok(Output::Message(format!("removed {id}")))
         }
     }
 }

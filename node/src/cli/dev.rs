@@ -189,6 +189,8 @@ fn flags(args: &Args, environment: &dyn Environment) -> Result<Flags, Failure> {
             or(&args.sandbox, "BAE_SANDBOX_DRIVER", if docker_answers(environment) { "docker" } else { "none" }),
         ),
         ("config", args.config.clone()),
+        ("tls_cert", Some(String::new())),
+        ("tls_key", Some(String::new())),
         ("database_url", file("bae.db").map(|path| format!("sqlite:{path}"))),
         ("admin_key_file", file("admin.key")),
     ]);

@@ -6,6 +6,7 @@ use crate::admin::key;
 use crate::config::{Config, Database, Flags, ProcessEnvironment, Usage};
 use crate::export;
 use crate::lifecycle::{self, Ports};
+use crate::listen::Certificate;
 use crate::logging;
 use coordinator::accounts::Accounts;
 use coordinator::{Db, Error, PostgresSettings};
@@ -151,8 +152,15 @@ pub(super) async fn bind(config: &Config) -> Result<Ports, Failure> {
         Some(addr) => Some(listen(addr, "--metrics-addr").await?),
         None => None,
     };
+    let certificate = match &config.tls {
+        Some(files) => Some(
+            Certificate::load(&files.cert, &files.key)
+                .map_err(|error| Usage::new(format!("BAE_TLS_CERT and BAE_TLS_KEY: {error}")))?,
+        ),
+        None => None,
+    };
     let client = listen(config.addr, "--addr").await?;
-    Ok(Ports { client, admin: listen(config.admin_addr, "--admin-addr").await?, metrics })
+    Ok(Ports { client, admin: listen(config.admin_addr, "--admin-addr").await?, metrics, certificate })
 }
 
 async fn listen(addr: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {

@@ -103,6 +103,16 @@ impl Settings<'_> {
         Ok(self.parsed(name, "a number of seconds", seconds)?.unwrap_or_else(|| Duration::from_secs(default)))
     }
 
+    /// A number of days above zero, also with a fraction. Zero is the same as none.
+    pub(crate) fn days(&self, name: &'static str) -> Result<Option<Duration>, Usage> {
+        let parse = |text: &str| {
+            let days: f64 = text.parse().ok()?;
+            (0.0..=MOST_DAYS).contains(&days).then(|| Duration::from_secs_f64(days * 24.0 * 3600.0))
+        };
+        let must = "a number of days, at most 36500, or 0 for ever";
+        Ok(self.parsed(name, must, parse)?.filter(|time| !time.is_zero()))
+    }
+
     /// A whole number above zero.
     pub(crate) fn count(&self, name: &'static str, default: u32) -> Result<u32, Usage> {
         let parse = |text: &str| text.parse().ok().filter(|number| *number > 0);
@@ -122,6 +132,9 @@ impl Settings<'_> {
 
 /// The longest time that a setting may hold, in seconds: a year.
 pub(super) const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
+
+/// The most days that a setting may hold: a hundred years.
+const MOST_DAYS: f64 = 36_500.0;
 
 fn seconds(text: &str) -> Option<Duration> {
     let number: f64 = text.parse().ok()?;

@@ -16,8 +16,6 @@ use opentelemetry_sdk::metrics::{InstrumentKind, ManualReader, Pipeline, Tempora
 use std::fmt::{Display, Write};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -47,13 +45,9 @@ impl MetricReader for Reader {
     }
 }
 
-/// Serves the port until `stop`.
-pub(super) async fn serve(listener: TcpListener, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
-    let router = Router::new().route("/metrics", get(move || async move { answer(&reader) }));
-    tokio::select! {
-        served = axum::serve(listener, router).into_future() => Ok(served?),
-        () = stop.cancelled() => Ok(()),
-    }
+/// The port's routes.
+pub(super) fn router(reader: Reader) -> Router {
+    Router::new().route("/metrics", get(move || async move { answer(&reader) }))
 }
 
 fn answer(reader: &Reader) -> Response {

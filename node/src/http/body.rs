@@ -8,11 +8,15 @@ use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// How long a client may send nothing in the middle of a body.
+const PROGRESS: Duration = Duration::from_secs(30);
 
 /// Reads a body of at most `limit` bytes.
 ///
 /// # Errors
-/// `payload_too_large`, or `bad_request` when the client stopped in the middle.
+/// `payload_too_large`, or `bad_request` when the client stopped in the middle or sent nothing for [`PROGRESS`].
 pub(crate) async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
     let too_large = || Problem::payload_too_large(limit);
     if body.size_hint().lower() > limit as u64 {
@@ -20,7 +24,8 @@ pub(crate) async fn read(body: Body, limit: usize) -> Result<Bytes, Problem> {
     }
     let mut parts = body.into_data_stream();
     let mut whole = BytesMut::new();
-    while let Some(part) = parts.next().await {
+    let late = |_| Problem::bad_request("the body did not go on in time; send it again");
+    while let Some(part) = tokio::time::timeout(PROGRESS, parts.next()).await.map_err(late)? {
         let part = part.map_err(|_| Problem::body_broke_off())?;
         if whole.len() + part.len() > limit {
             return Err(too_large());

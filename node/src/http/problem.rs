@@ -165,6 +165,12 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "session_closed", format!("session is already {state}"))
     }
 
+    /// The session cannot be removed, because something may still happen in it.
+    pub(crate) fn session_open() -> Self {
+        let detail = "the session is open, or its sandboxes are being removed; close it, or try again in a moment";
+        Self::new(StatusCode::CONFLICT, "session_open", detail)
+    }
+
     /// Another profile has that name.
     pub(crate) fn duplicate_profile_name() -> Self {
         Self::new(StatusCode::CONFLICT, "duplicate_name", "a profile of that name exists")
@@ -204,6 +210,11 @@ impl Problem {
 
 /// 500 and 503: the server's own failures. They say nothing of the cause, which is logged.
 impl Problem {
+    /// All connections of the port are taken.
+    pub(crate) fn too_many_connections() -> Self {
+        Self::unavailable("the server has too many connections; try again later")
+    }
+
     fn unavailable(detail: &str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
     }

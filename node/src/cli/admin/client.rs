@@ -2,6 +2,7 @@
 
 use crate::admin::key::read_secret;
 use crate::cli::terminal::Failure;
+use crate::client;
 use crate::config::{Environment, Usage};
 use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
@@ -29,6 +30,9 @@ pub(super) struct Connection {
     /// A file with the admin key [BAE_ADMIN_KEY_FILE; default ./.bae/admin.key, then ./admin.key]
     #[arg(long, global = true, value_name = "PATH")]
     admin_key_file: Option<PathBuf>,
+    /// A PEM file with the authority that signed the server's TLS certificate [default: those of the system]
+    #[arg(long, global = true, value_name = "PATH", env = "BAE_CA", hide_env = true)]
+    ca: Option<PathBuf>,
 }
 
 impl Connection {
@@ -102,12 +106,8 @@ impl Client {
             value.set_sensitive(true);
             Ok::<_, Usage>(value)
         };
-        let mut http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(TIMEOUT);
-        // A proxy of the environment is for other hosts: it could not reach this machine's loopback address.
-        if matches!(parsed.host_str(), Some("localhost" | "127.0.0.1" | "[::1]")) {
-            http = http.no_proxy();
-        }
-        let http = http.redirect(reqwest::redirect::Policy::none()).build();
+        let http = client::builder(&parsed, connection.ca.as_deref())?;
+        let http = http.connect_timeout(CONNECT_TIMEOUT).timeout(TIMEOUT).build();
         let http = http.map_err(|error| Failure::Runtime(format!("cannot set up HTTP: {error}")))?;
         let url = url.trim_end_matches('/').to_owned();
         let shown = without_login(&url);
@@ -154,6 +154,9 @@ impl Client {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> Failure {
+        if let Some(trouble) = client::tls_trouble(error) {
+            return Failure::Runtime(format!("{}: {trouble}", self.shown));
+        }
         let what = if error.is_timeout() { "does not answer" } else { "cannot be reached" };
         Failure::Runtime(format!(
             "{} {what}; start the server with `baesrv dev` or `baesrv serve`, or name another with --url",
@@ -209,7 +212,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn client(url: &str) -> Result<Client, Failure> {
-        let connection = Connection { url: Some(url.to_owned()), admin_key: Some("k".into()), admin_key_file: None };
+        let connection =
+            Connection { url: Some(url.to_owned()), admin_key: Some("k".into()), admin_key_file: None, ca: None };
         Client::new(connection, &BTreeMap::<String, String>::new())
     }
 

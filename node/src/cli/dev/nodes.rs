@@ -146,6 +146,8 @@ impl Cluster<'_> {
             )
             // Several nodes cannot share a port.
             .env("BAE_METRICS_ADDR", "off")
+            .env_remove("BAE_TLS_CERT")
+            .env_remove("BAE_TLS_KEY")
             .env_remove("BAE_ADMIN_KEY_FILE");
         let process = spawn(command, &log, "a node cannot be started")?;
         listening(client.port(), "a node", &log).await?;
