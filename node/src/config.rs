@@ -139,7 +139,7 @@ pub(crate) struct Config {
     /// that the system allows the process, if those are fewer.
     pub(crate) max_connections: u32,
     /// `BAE_TLS_CERT` and `BAE_TLS_KEY`: PEM files with the certificate chain and the private key of the client port and
-    /// the admin port. Without them both speak plain HTTP.
+    /// the admin port, which speak plain HTTP without them. An admin port on a loopback address always does.
     pub(crate) tls: Option<TlsFiles>,
     /// `BAE_RETENTION_DAYS`: for how many days sessions that have ended are kept. Default: for ever.
     pub(crate) retention: Option<Duration>,

@@ -120,12 +120,14 @@ pub(crate) async fn run(
     let clients = measured(crate::api::router(Arc::clone(&app)), "client");
     let admin = measured(crate::admin::router(Arc::clone(&app)), "admin");
     let certificate = ports.certificate;
-    let served = |listener, router, limit| {
-        let port = Port { listener, certificate: certificate.clone(), limit };
+    // Only this machine reaches a loopback address, under names that no certificate of a service has.
+    let admin_certificate = certificate.clone().filter(|_| !app.config.admin_addr.ip().to_canonical().is_loopback());
+    let served = |listener, certificate, router, limit| {
+        let port = Port { listener, certificate, limit };
         end_with(&app.halt, port.serve(router, app.halt.clone()))
     };
-    let clients = served(ports.client, clients, client_connections(app.config.max_connections));
-    let admin = served(ports.admin, admin, ADMIN_CONNECTIONS);
+    let clients = served(ports.client, certificate.clone(), clients, client_connections(app.config.max_connections));
+    let admin = served(ports.admin, admin_certificate, admin, ADMIN_CONNECTIONS);
     let drained = async {
         stop.cancelled().await;
         tracing::info!("stopping: running turns have {} s to end", app.config.shutdown_timeout.as_secs());

@@ -24,7 +24,7 @@ pub(super) struct Args {
     ca: Option<PathBuf>,
     /// How long to go on asking
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    wait: u16,
+    timeout: u16,
 }
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ pub(super) async fn ready(args: Args) -> Result<(), Failure> {
     };
     let http = client::builder(&url, args.ca.as_deref())?.timeout(ANSWER).build();
     let http = http.map_err(|error| Failure::Runtime(format!("cannot set up HTTP: {error}")))?;
-    let deadline = Instant::now() + Duration::from_secs(args.wait.into());
+    let deadline = Instant::now() + Duration::from_secs(args.timeout.into());
     loop {
         match ask(&http, url.clone()).await {
             Ok(()) => {
