@@ -30,19 +30,26 @@ pub(crate) fn builder(url: &Url, ca: Option<&Path>) -> Result<ClientBuilder, Usa
 
 /// Why a TLS connection could not be made, with what to do about it. `None` if the failure was another.
 pub(crate) fn tls_trouble(error: &reqwest::Error) -> Option<String> {
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let inner = cause.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
-        let tls = cause.downcast_ref::<rustls::Error>().or_else(|| inner?.downcast_ref());
-        if let Some(tls) = tls {
-            return Some(match tls {
-                rustls::Error::InvalidCertificate(_) => {
-                    format!("its certificate is not trusted ({tls}); give the authority that signed it with --ca")
-                }
-                _ => format!("no TLS connection can be made ({tls}); is it a http:// server?"),
-            });
+    Some(match tls_error(error)? {
+        tls @ rustls::Error::InvalidCertificate(_) => {
+            format!("its certificate is not trusted ({tls}); give the authority that signed it with --ca")
         }
-        next = cause.source();
+        tls => format!("no TLS connection can be made ({tls}); is it a http:// server?"),
+    })
+}
+
+/// The first TLS error among the causes. An I/O error does not name the error that it wraps as its source.
+fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        if let Some(tls) = cause.downcast_ref() {
+            return Some(tls);
+        }
+        let wrapped = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        next = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => cause.source(),
+        };
     }
     None
 }

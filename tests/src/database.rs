@@ -31,6 +31,12 @@ impl Database {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.0).await.expect("a session's events")
     }
 
+    /// How many sessions have rows in this table.
+    pub async fn sessions_in(&self, table: &'static str) -> i64 {
+        let sql = format!("SELECT count(DISTINCT session) FROM {table}");
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.0).await.expect("a number")
+    }
+
     /// A session's row says that it is being closed.
     pub async fn is_closing(&self, session: &str) -> bool {
         let sql = format!("SELECT state = 'closing' FROM sessions WHERE id = {}", blob(session));

@@ -2,11 +2,13 @@
 //! or the database file.
 //!
 //! `golden` writes down whole exchanges and compares them with committed snapshots; `faults` breaks things in the
-//! middle; `cluster` does so with several nodes, and `sandboxes` with containers; `telemetry` reads metrics and spans.
+//! middle; `cluster` does so with several nodes, and `sandboxes` with containers; `telemetry` reads metrics
+//! and spans; `doors` knocks at the ports.
 #![allow(clippy::unwrap_used)]
 
 mod cli;
 mod cluster;
+mod doors;
 mod faults;
 mod golden;
 mod readme;

@@ -61,6 +61,7 @@ cases! {
         closing_has_two_steps_and_one_end,
         a_closing_that_another_finished_ends_no_stream_early,
         a_failed_session_takes_nothing,
+        only_ended_sessions_are_removed,
         clients_join_and_register,
         an_unknown_session_is_not_found;
     reading:

@@ -142,6 +142,10 @@ async fn call_the_rest(fixture: &Fixture, client: &mut Document, admin: &mut Doc
     let absent = owner("ses_00000000000000000000000000000000");
     let mut calls = vec![("GET", "/admin/v1/keys".to_owned(), 200), ("GET", "/admin/v1/nodes".to_owned(), 200)];
     calls.extend([("GET", owner(&session.id), 200), ("GET", absent, 404)]);
+    let purge = |id: &str| format!("/admin/v1/sessions/{id}/purge");
+    let ended = fixture.driver().await;
+    ended.delete().await.expect(200);
+    calls.extend([("POST", purge(&session.id), 409), ("POST", purge(&ended.id), 204), ("POST", purge(&ended.id), 404)]);
     for kind in ["sandboxes", "subagents"] {
         let prefix = if kind == "sandboxes" { "sbx" } else { "sba" };
         calls.push(("GET", format!("/admin/v1/{kind}"), 200));
@@ -163,6 +167,7 @@ async fn call_the_rest(fixture: &Fixture, client: &mut Document, admin: &mut Doc
         ("DELETE", &one),
         ("GET", "/admin/v1/sessions"),
         ("DELETE", "/admin/v1/sessions/x"),
+        ("POST", "/admin/v1/sessions/x/purge"),
         ("GET", &events),
         ("GET", &owner),
         ("GET", "/admin/v1/nodes"),

@@ -3,13 +3,14 @@
 use crate::fixture::{Fixture, ended, event, going_on, new_session, opening};
 use coordinator::Error;
 use coordinator::feed::{Feeds, LogStatus};
-use coordinator::log::{Epoch, Log, Side, State};
+use coordinator::log::{Epoch, Log, PurgeReason, Side, State};
 use coordinator::reader::Reader;
 use engine::event::{EventNumber, EventType};
 use engine::gate::{End, Gate, GateAfter, GateFound};
 use engine::ids::{EventId, SessionId};
 use engine::outcome::Outcome;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(super) async fn of_two_that_take_one_wins(fixture: &Fixture) {
     let (session, _) = fixture.session().await;
@@ -182,4 +183,27 @@ pub(super) async fn an_unknown_session_is_not_found(fixture: &Fixture) {
     copy.id = twice.id;
     fixture.log.create(twice).await.unwrap();
     assert!(matches!(fixture.log.create(copy).await, Err(Error::Duplicate)));
+}
+
+pub(super) async fn only_ended_sessions_are_removed(fixture: &Fixture) {
+    let (open, key) = fixture.session().await;
+    let (closed, closer) = fixture.session().await;
+    let profile = fixture.profile().await;
+    let failed = fixture.session_of(profile, key, State::Error).await;
+    fixture.log.begin_close(closed, closer, "client_close").await.unwrap();
+    let purge = async |session| fixture.log.purge(session, PurgeReason::Admin).await;
+    assert!(matches!(purge(open).await, Err(Error::PreconditionFailed)));
+    assert!(matches!(purge(closed).await, Err(Error::PreconditionFailed)), "it is still being closed");
+    fixture.log.finish_close(closed, EventId(coordinator::fresh_id())).await.unwrap();
+
+    assert!(fixture.log.ended_before(Duration::from_secs(3600)).await.unwrap().is_empty());
+    let old = fixture.log.ended_before(Duration::ZERO).await.unwrap();
+    assert_eq!(old, [closed, failed], "by the age of a failed session's last event, too");
+    for session in [closed, failed] {
+        purge(session).await.unwrap();
+        assert!(matches!(fixture.log.row(session).await, Err(Error::NotFound)));
+        assert!(fixture.events(session).await.is_empty());
+        assert!(matches!(purge(session).await, Err(Error::NotFound)));
+    }
+    assert!(!fixture.events(open).await.is_empty(), "of others nothing is removed");
 }
