@@ -8,6 +8,7 @@ use crate::docker::{BARE_IMAGE, IMAGE, bare, busybox};
 use crate::supervised::{self, Supervised};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -57,14 +58,18 @@ pub fn kubeconfig_of(url: &str) -> PathBuf {
     file
 }
 
+/// The folder of the cluster's programs: `kubernetes`, which is `kubectl` too, and `helm`.
+pub fn programs() -> PathBuf {
+    let built = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/build")).output();
+    String::from_utf8(built.expect("tests/kubernetes/build").stdout).expect("a path in UTF-8").trim().into()
+}
+
 /// A proxy of the shared cluster's API server that adds the certificate: its folder, and its process.
 fn proxy() -> &'static (PathBuf, Supervised) {
     static SHARED: OnceLock<(PathBuf, Supervised)> = OnceLock::new();
     SHARED.get_or_init(|| {
-        let built = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/build")).output();
-        let folder = String::from_utf8(built.expect("tests/kubernetes/build").stdout).expect("a path in UTF-8");
         let data = supervised::folder("kubernetes-proxy");
-        let mut command = supervised::command(&data, "TERM", &Path::new(folder.trim()).join("kubernetes"));
+        let mut command = supervised::command(&data, "TERM", &programs().join("kubernetes"));
         // Without the filter it passes on commands, too.
         command.args(["kubectl", "proxy", "--disable-filter", "--kubeconfig"]).arg(kubeconfig());
         command.arg("--unix-socket").arg(data.join("sock"));
@@ -82,8 +87,16 @@ fn proxy() -> &'static (PathBuf, Supervised) {
 impl Cluster {
     /// Starts a cluster that has the images and nothing else.
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// The same with the images of these archives, which are moved away.
+    pub fn start_with(archives: &[PathBuf]) -> Self {
         let data = supervised::folder("kubernetes");
         std::fs::create_dir_all(data.join("images")).expect("a folder for images");
+        for (number, archive) in archives.iter().enumerate() {
+            std::fs::rename(archive, data.join(format!("images/more{number}.tar"))).expect("an archive of images");
+        }
         std::fs::write(data.join("images/all.tar"), images()).expect("the images");
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/cluster");
         let mut command = supervised::command(&data, "TERM", &program);
@@ -102,6 +115,19 @@ impl Cluster {
     /// The file that says where it is, with an administrator's certificate.
     pub fn kubeconfig(&self) -> PathBuf {
         self.data.join("kubeconfig")
+    }
+
+    /// The address of its node, as this machine reaches it.
+    pub fn node(&self) -> Ipv4Addr {
+        let config = std::fs::read_to_string(self.kubeconfig()).expect("a kubeconfig");
+        let address = config.split_once("https://").and_then(|(_, rest)| rest.split_once(':')).expect("a server").0;
+        address.parse().expect("an address")
+    }
+
+    /// The address of this machine, as pods reach it.
+    pub fn host(&self) -> Ipv4Addr {
+        let [a, b, c, _] = self.node().octets();
+        Ipv4Addr::new(a, b, c, 1)
     }
 
     /// Sends one of its parts a signal, such as `STOP`: `kube-apiserver`, `kubelet`, `etcd`.

@@ -1,6 +1,7 @@
 //! Metrics and spans: what a collector gets over OTLP, what the scrape port answers, and what must never be in either.
 
 mod collectors;
+mod dashboards;
 mod metrics;
 mod secrets;
 mod takeover;
