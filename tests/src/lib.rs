@@ -27,4 +27,5 @@ pub mod server;
 pub mod services;
 pub mod soak;
 mod supervised;
+pub mod tls;
 pub mod transcript;

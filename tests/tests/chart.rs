@@ -7,8 +7,8 @@
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::client::{Api, Session};
 use tests::docker::{self, IMAGE};
@@ -18,6 +18,7 @@ use tests::ports::Port;
 use tests::program::program;
 use tests::provider::Provider;
 use tests::server::ADMIN_KEY;
+use tests::tls::{JsonServer, certificate};
 
 /// How long pods may take that must start, be ready, or go.
 const SETTLED: Duration = Duration::from_secs(180);
@@ -88,6 +89,10 @@ impl Release {
 
     fn helm(&self, words: &[&str]) -> String {
         run(self.command("helm").args(["--namespace", "bae"]).args(words))
+    }
+
+    fn upgrade(&self, words: &[String]) {
+        self.helm(&words.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     fn command(&self, name: &str) -> Command {
@@ -251,18 +256,23 @@ async fn from_install_to_uninstall() {
 
     // Out as load comes, in as it goes; calls go on all the time.
     let few = Load::start(open(1).await, Duration::from_millis(500));
-    let scaled = [
-        "autoscaling.enabled=true,autoscaling.minReplicas=2,autoscaling.maxReplicas=4,autoscaling.cpuUtilization=60",
-        "autoscaling.behavior.scaleDown.stabilizationWindowSeconds=0",
-        "autoscaling.behavior.scaleDown.policies[0].type=Pods,autoscaling.behavior.scaleDown.policies[0].value=2",
-        "autoscaling.behavior.scaleDown.policies[0].periodSeconds=5",
-    ];
-    let scaled: Vec<&str> = scaled.iter().flat_map(|set| ["--set", set]).collect();
-    release.helm(&[&["upgrade", "bae", chart, "--values", &file, "--wait"], &scaled[..]].concat());
+    let scale = |more: &[&'static str]| {
+        let mut words = vec!["upgrade", "bae", chart, "--values", file.as_str(), "--wait"];
+        let sets = [
+            "autoscaling.enabled=true,autoscaling.minReplicas=2,autoscaling.maxReplicas=4,autoscaling.cpuUtilization=60",
+            "autoscaling.behavior.scaleDown.stabilizationWindowSeconds=0",
+            "autoscaling.behavior.scaleDown.policies[0].type=Pods,autoscaling.behavior.scaleDown.policies[0].value=2",
+            "autoscaling.behavior.scaleDown.policies[0].periodSeconds=5",
+        ];
+        words.extend(sets.iter().chain(more).flat_map(|set| ["--set", set]));
+        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    release.upgrade(&scale(&[]));
     let many = Load::start(open(12).await, Duration::ZERO);
     release.until_nodes("more nodes under load", |ready| ready > 2).await;
     many.end("load that makes pods").await;
     release.until_nodes("fewer nodes without load", |ready| ready == 2).await;
+    of_turns_that_run(&release, &scale(&["autoscaling.custom.enabled=true", "autoscaling.cpuUtilization=null"])).await;
     few.end("calls while nodes come and go").await;
 
     release.helm(&["uninstall", "bae", "--wait", "--timeout", "4m"]);
@@ -276,6 +286,72 @@ async fn from_install_to_uninstall() {
     })
     .await;
     let _ = std::fs::remove_dir_all(&release.folder);
+}
+
+/// The autoscaler follows the turns that run on the nodes, as an adapter for custom metrics tells it; here, the test.
+async fn of_turns_that_run(release: &Release, upgrade: &[String]) {
+    let told = Arc::new(Mutex::new((Vec::<String>::new(), 0)));
+    let shared = told.clone();
+    certificate(&release.folder, "authority", "server");
+    let server = JsonServer::start(release.cluster.host(), &release.folder, move |path| {
+        let path = path.replace("%2A", "*");
+        let group = "/apis/custom.metrics.k8s.io/v1beta2";
+        if path.split('?').next() == Some(group) {
+            let metric = json!({"name": "pods/bae_turns_running", "namespaced": true, "kind": "MetricValueList", "verbs": ["get"]});
+            let list = json!({
+                "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "custom.metrics.k8s.io/v1beta2",
+                "resources": [metric],
+            });
+            return Some(list.to_string());
+        }
+        let metric = path.strip_prefix(&format!("{group}/namespaces/bae/pods/*/"))?.split('?').next()?.to_owned();
+        let (pods, turns) = &*shared.lock().unwrap();
+        let value = |pod: &String| {
+            let value = if metric == "bae_turns_running" { *turns } else { 0 };
+            let object = json!({"kind": "Pod", "apiVersion": "v1", "namespace": "bae", "name": pod});
+            let time = "2026-01-01T00:00:00Z";
+            json!({"describedObject": object, "metric": {"name": metric}, "timestamp": time, "value": value.to_string()})
+        };
+        let items: Vec<Value> = pods.iter().map(value).collect();
+        let list = json!({"kind": "MetricValueList", "apiVersion": "custom.metrics.k8s.io/v1beta2", "metadata": {}, "items": items});
+        Some(list.to_string())
+    })
+    .await;
+    let name = json!({"name": "metrics-of-the-test", "namespace": "kube-system"});
+    let objects = json!({"kind": "List", "apiVersion": "v1", "items": [
+        {"kind": "Service", "apiVersion": "v1", "metadata": name,
+            "spec": {"ports": [{"port": 443, "targetPort": server.addr.port()}]}},
+        {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+            "metadata": {"name": "metrics-of-the-test", "namespace": "kube-system",
+                "labels": {"kubernetes.io/service-name": "metrics-of-the-test"}},
+            "ports": [{"port": server.addr.port()}], "endpoints": [{"addresses": [server.addr.ip().to_string()]}]},
+        {"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1", "metadata": {"name": "v1beta2.custom.metrics.k8s.io"},
+            "spec": {"group": "custom.metrics.k8s.io", "version": "v1beta2", "groupPriorityMinimum": 100,
+                "versionPriority": 100, "insecureSkipTLSVerify": true, "service": name}},
+    ]});
+    let file = release.folder.join("metrics.json");
+    std::fs::write(&file, objects.to_string()).unwrap();
+    release.kubectl(&["apply", "--filename", file.to_str().unwrap()]);
+    release.kubectl(&[
+        "wait",
+        "--for=condition=Available",
+        "apiservice/v1beta2.custom.metrics.k8s.io",
+        "--timeout=60s",
+    ]);
+    release.upgrade(upgrade);
+    for (turns, nodes) in [(150, 4), (1, 2)] {
+        until(SETTLED, &format!("{nodes} nodes for {turns} turns on each"), async || {
+            let selector = "app.kubernetes.io/component=node";
+            let names = ["--output", "jsonpath={.items[*].metadata.name}", "--selector", selector];
+            let pods = release.kubectl(&[&["--namespace", "bae", "get", "pods"], &names[..]].concat());
+            *told.lock().unwrap() = (pods.split_whitespace().map(str::to_owned).collect(), turns);
+            if release.ready_nodes() == nodes {
+                return Ok(());
+            }
+            Err(release.kubectl(&["--namespace", "bae", "describe", "hpa"]))
+        })
+        .await;
+    }
 }
 
 /// What the chart makes of each file of values is taken by the API server.

@@ -3,32 +3,16 @@
 
 use serde_json::json;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Duration;
 use tests::fixture::{Fixture, Plan, provider_toml};
 use tests::poll::{DEADLINE, until, within};
 use tests::program::program;
 use tests::provider::{Answer, Provider};
 use tests::server::{ADMIN_KEY, Config, Server};
+use tests::tls::certificate;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-/// An authority, and a certificate for 127.0.0.1 that it signed, in files of these names.
-fn certificate(dir: &Path, authority: &str, name: &str) {
-    let openssl = |words: &str| {
-        let done = Command::new("openssl").args(words.split(' ')).current_dir(dir).output().expect("openssl");
-        assert!(done.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&done.stderr));
-    };
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    openssl(&format!("req -x509 {key} -keyout {authority}.key -out {authority}.pem -days 2 -subj /CN={authority}"));
-    openssl(&format!("req {key} -keyout new.key -out new.csr -subj /CN=server"));
-    std::fs::write(dir.join("ext"), "subjectAltName=IP:127.0.0.1").unwrap();
-    openssl(&format!(
-        "x509 -req -in new.csr -out new.pem -CA {authority}.pem -CAkey {authority}.key -CAcreateserial -extfile ext -days 2"
-    ));
-    std::fs::rename(dir.join("new.pem"), dir.join(format!("{name}.pem"))).unwrap();
-    std::fs::rename(dir.join("new.key"), dir.join(format!("{name}.key"))).unwrap();
-}
 
 async fn baesrv(dir: &Path, args: &[&str]) -> (bool, String) {
     let mut command = tokio::process::Command::new(program("baesrv"));
