@@ -39,6 +39,8 @@ enum Command {
     Chat(crate::chat::Args),
     /// Manage a server over its admin port.
     Admin(admin::Args),
+    /// Print the version of this program.
+    Version,
     /// Ask a server whether it is ready for requests; the exit code tells.
     Ready(ready::Args),
 }
@@ -74,6 +76,10 @@ async fn run(command: Command, program: String) -> Result<(), Failure> {
         Command::Chat(args) => Ok(crate::chat::run(args).await?),
         Command::Admin(args) => admin::run(args).await,
         Command::Ready(args) => ready::ready(args).await,
+        Command::Version => {
+            print(concat!("baesrv ", env!("CARGO_PKG_VERSION"), "\n"));
+            Ok(())
+        }
     }
 }
 

@@ -15,12 +15,14 @@ mod source;
 mod telemetry;
 #[cfg(test)]
 mod tests;
+mod unknown;
 
 pub(crate) use placeholder::resolve;
 pub(crate) use registry::{Provider, default_base_url};
 pub(crate) use sandbox::{Sandbox, SandboxDriver, docker_host};
 pub(crate) use source::{Environment, Flags, ProcessEnvironment};
 pub(crate) use telemetry::{Protocol, Telemetry};
+pub(crate) use unknown::unknown_variables;
 
 use crate::mcp::ServerConfig;
 use crate::secret::Kind;

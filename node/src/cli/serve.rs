@@ -3,7 +3,7 @@
 use super::signals;
 use super::terminal::Failure;
 use crate::admin::key;
-use crate::config::{Config, Database, Flags, ProcessEnvironment, Usage};
+use crate::config::{Config, Database, Flags, ProcessEnvironment, Usage, unknown_variables};
 use crate::export;
 use crate::lifecycle::{self, Ports};
 use crate::listen::Certificate;
@@ -100,6 +100,9 @@ pub(super) async fn serve(args: Args) -> Result<(), Failure> {
     let config = Config::load(&args.flags(), Arc::new(ProcessEnvironment))?;
     let export = export::start(&config)?;
     logging::start(&config, export.tracer());
+    for line in unknown_variables(config.environment.as_ref()) {
+        tracing::warn!("{line}");
+    }
     allow_open_files();
     let stop = signals::stop()?;
     let ports = bind(&config).await?;

@@ -41,6 +41,8 @@ fn mistakes_are_one_line() {
 fn commands_are_understood() {
     for arguments in [
         "baesrv serve",
+        "baesrv version",
+        "baesrv ready --url https://h --ca x.pem --timeout 5",
         "baesrv serve --addr 127.0.0.1:0 --rotate-admin-key --config x.toml",
         "baesrv migrate --database-url sqlite:x.db",
         "baesrv dev --data x --addr 127.0.0.1:0 --model m",

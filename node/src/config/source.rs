@@ -9,6 +9,9 @@ use std::time::Duration;
 pub(crate) trait Environment: Send + Sync {
     /// The value of a variable, if it is set.
     fn get(&self, name: &str) -> Option<String>;
+
+    /// The names of all variables whose names are UTF-8.
+    fn names(&self) -> Vec<String>;
 }
 
 /// The environment of this process. Nothing else reads it.
@@ -19,11 +22,19 @@ impl Environment for ProcessEnvironment {
     fn get(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }
+
+    fn names(&self) -> Vec<String> {
+        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect()
+    }
 }
 
 impl<K: std::borrow::Borrow<str> + Ord + Send + Sync> Environment for BTreeMap<K, String> {
     fn get(&self, name: &str) -> Option<String> {
         self.get(name).cloned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.keys().map(|name| name.borrow().to_owned()).collect()
     }
 }
 

@@ -28,9 +28,9 @@ async fn slow(session: &Session, method: &str, params: Value, limit: Duration) -
 }
 
 #[tokio::test]
-async fn a_daemon_stopped_for_twenty_seconds() {
+async fn a_daemon_stopped_for_a_minute() {
     let daemon = Dockerd::start(&[]);
-    stopped_for(Runtime::docker_at(&daemon.host()), Duration::from_secs(20), |signal| daemon.signal(signal)).await;
+    stopped_for(Runtime::docker_at(&daemon.host()), Duration::from_secs(60), |signal| daemon.signal(signal)).await;
 }
 
 #[tokio::test]
