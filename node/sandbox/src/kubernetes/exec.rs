@@ -334,24 +334,14 @@ impl<'a> Run<'a> {
     }
 
     fn output(self, end: Ending) -> Result<Output, Error> {
-        let unmarked = self.err.capture.mark.is_some();
+        let (unmarked, said) = (self.err.capture.mark.is_some(), self.err.capture.code);
         let (stdout, stderr) = (self.out.capture.finish(), self.err.capture.finish());
         let status = match end {
             Ending::Status(status) => status,
             Ending::Exited(exit_code) => return Ok(Output { stdout, stderr, exit_code }),
             Ending::Lost => return Err(Error::Unavailable("the connection to the command was lost".into())),
         };
-        let causes = status.details.as_ref().and_then(|details| details.causes.as_deref()).unwrap_or_default();
-        let code = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"));
-        let code = code.and_then(|cause| cause.message.as_deref()?.parse().ok());
-        let exit_code = match (status.status.as_deref(), code) {
-            (Some("Success"), _) => 0,
-            (_, Some(code)) => code,
-            (_, None) => {
-                let why = status.message.unwrap_or_default();
-                return Err(Error::Refused(format!("the command cannot be run: {}", why.trim())));
-            }
-        };
+        let exit_code = exit_code(said, *status)?;
         if exit_code != 0 && stdout.text.starts_with(RUNTIME) {
             return Err(Error::Refused(format!("the command cannot be run: {}", stdout.text.trim())));
         }
@@ -365,9 +355,40 @@ impl<'a> Run<'a> {
     }
 }
 
+/// The exit code of a command: what the shell that waited for it has said, or else what the API server says. A runtime was seen
+/// to call a command that a signal had ended a success.
+fn exit_code(said: Option<i64>, status: Status) -> Result<i64, Error> {
+    let causes = status.details.and_then(|details| details.causes).unwrap_or_default();
+    let code = causes.into_iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"));
+    let code = code.and_then(|cause| cause.message?.parse().ok());
+    match (said, status.status.as_deref(), code) {
+        (Some(said), ..) => Ok(said),
+        (None, Some("Success"), _) => Ok(0),
+        (None, _, Some(code)) => Ok(code),
+        (None, _, None) => {
+            let why = status.message.unwrap_or_default();
+            Err(Error::Refused(format!("the command cannot be run: {}", why.trim())))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Capture, Marked};
+    use super::{Capture, Marked, Status, exit_code};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{StatusCause, StatusDetails};
+
+    #[test]
+    fn the_shell_that_waited_knows_the_exit_code() {
+        let success = || Status { status: Some("Success".into()), ..Status::default() };
+        let cause = StatusCause { reason: Some("ExitCode".into()), message: Some("3".into()), field: None };
+        let details = StatusDetails { causes: Some(vec![cause]), ..StatusDetails::default() };
+        let failure = || Status { status: Some("Failure".into()), details: Some(details.clone()), ..Status::default() };
+        assert_eq!(exit_code(Some(141), success()).unwrap(), 141);
+        assert_eq!(exit_code(Some(141), failure()).unwrap(), 141);
+        assert_eq!(exit_code(None, success()).unwrap(), 0);
+        assert_eq!(exit_code(None, failure()).unwrap(), 3);
+        assert!(exit_code(None, Status::default()).is_err());
+    }
 
     fn marked(chunks: &[&[u8]]) -> (String, Option<i64>) {
         let mut marked = Marked::new(Capture::new(1000), Some("0abc"));
