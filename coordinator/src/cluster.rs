@@ -129,7 +129,16 @@ impl Cluster {
         }
     }
 
-    /// Makes sure that a node serves the session although no caller waits: there is an unfinished call in its log.
+    /// Makes sure that nodes serve these sessions although no caller waits: each has an unfinished call in its log. Nodes
+    /// that live share those that have no owner.
+    pub async fn adopt(&self, sessions: &[SessionId]) {
+        match self {
+            Cluster::Local(local) => sessions.iter().for_each(|session| local.ensure_owner(*session)),
+            Cluster::Redis(redis) => redis.adopt(sessions).await,
+        }
+    }
+
+    /// Makes sure that the session has an owner: this node, unless another one serves it.
     pub async fn ensure_owner(&self, session: SessionId) {
         match self {
             Cluster::Local(local) => local.ensure_owner(session),

@@ -19,7 +19,7 @@ use sandbox::Sandboxes;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -60,6 +60,9 @@ pub(crate) struct App {
     closing: Mutex<HashSet<SessionId>>,
     /// Bytes of the histories of idle sessions.
     cached_history: AtomicUsize,
+    /// Owners that take their session at once: half as many as there are connections to the database, which running turns
+    /// need too.
+    pub takes: Semaphore,
 }
 
 /// The bytes of one idle session's history, counted for as long as this exists.
@@ -107,6 +110,7 @@ impl App {
             revoked: watch::Sender::default(),
             closing: Mutex::default(),
             cached_history: AtomicUsize::new(0),
+            takes: Semaphore::new((config.database_connections as usize / 2).max(1)),
             db,
             config,
         })

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 /// How long the history of an idle session is kept in memory for the next call.
 const HISTORY_CACHE_TIME: Duration = Duration::from_secs(60);
-/// The pause before the database is asked again after a failure.
+/// The pause before something that failed, or that could not be done yet, is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Serves a session until it has nothing to do, is closed, or belongs to another node.
@@ -62,6 +62,8 @@ type Interrupted = Option<(CallId, u32)>;
 /// Takes the session: advances its epoch, then reads its log. None if the session is not open; its callers are told so.
 async fn take(app: &Arc<App>, lease: Lease) -> Result<Option<(Owner, Interrupted)>, (Lease, Error)> {
     let session = lease.session();
+    // Whoever takes over many sessions at once must leave connections to the database for the turns that run.
+    let _permit = app.takes.acquire().await;
     loop {
         let row = match app.log.row(session).await {
             Ok(row) => row,
@@ -156,10 +158,15 @@ impl Owner {
     /// Waits for something to do. Returns whether the session should be released, because nothing came.
     async fn wait(&mut self) -> bool {
         let wanted = self.lease.wanted().await;
-        let time = if self.app.exceeds_history_cache(self.turn.bytes()) { Duration::ZERO } else { HISTORY_CACHE_TIME };
+        // The session stays on this node until its MCP connections are idle too, because MCP servers may keep state for it.
+        let stays = self.app.cluster.is_shared() && self.app.mcp.connected(self.session);
+        let now = Instant::now();
         let deadline = match self.pause {
-            Some(pause) if wanted => pause.ends,
-            Some(_) | None => Instant::now() + time,
+            Some(pause) if wanted && pause.ends > now => pause.ends,
+            // A call that could run was not given out: Redis is away, or in its grace period.
+            _ if wanted => now + RETRY,
+            _ if !stays && self.app.exceeds_history_cache(self.turn.bytes()) => now,
+            _ => now + HISTORY_CACHE_TIME,
         };
         let held = self.app.count_cached_history(self.turn.bytes());
         let expired = tokio::select! {
@@ -170,15 +177,10 @@ impl Owner {
             () = tokio::time::sleep_until(deadline) => true,
         };
         drop(held);
-        if expired && !wanted && self.app.cluster.is_shared() && self.app.mcp.connected(self.session) {
-            // The session stays on this node until its MCP connections are idle too, because MCP servers may keep state
-            // for it.
-            return false;
-        }
         if !expired && self.pause.is_some() {
             self.refresh_pause().await;
         }
-        expired && !wanted
+        expired && !wanted && !stays
     }
 
     /// Reads the pause again, because the revocation of a key may have ended it early.

@@ -18,13 +18,9 @@ pub(crate) async fn sweep(app: Arc<App>) {
     loop {
         match app.log.unfinished().await {
             Ok(sessions) => {
-                for (session, state) in sessions {
-                    match state {
-                        State::Open => app.cluster.ensure_owner(session).await,
-                        State::Closing => finish_closing(&app, session),
-                        State::Closed | State::Error => {}
-                    }
-                }
+                let of = |wanted: State| sessions.iter().filter(move |(_, state)| *state == wanted).map(|(id, _)| *id);
+                app.cluster.adopt(&of(State::Open).collect::<Vec<_>>()).await;
+                of(State::Closing).for_each(|session| finish_closing(&app, session));
             }
             Err(error) => tracing::warn!(error = %error, "unfinished sessions could not be looked for"),
         }

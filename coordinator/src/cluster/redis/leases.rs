@@ -8,7 +8,7 @@
 //! If Redis is emptied, the next renewal makes the leases again, and each is in doubt until the database was asked.
 
 use super::outbox::RetriedCommand;
-use super::{Redis, locked};
+use super::{Frame, Redis, locked};
 use crate::cluster::session_table::LocalSession;
 use crate::cluster::{Cluster, Lease, Successor};
 use crate::log::Epoch;
@@ -19,6 +19,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+/// How many sessions Redis is asked about in one script. Each costs it a few microseconds, in which it does nothing else.
+pub(super) const SESSIONS_AT_ONCE: usize = 300;
+/// How many nodes look at each session that may need an owner. More than one, because a node that has died counts as
+/// living for a while; not all, because the cost to Redis would grow with the square of the cluster.
+const LOOKERS: usize = 3;
+/// About how many sessions a node takes in one sweep, so that others can take part in the next one.
+const ADOPTED_AT_ONCE: usize = 2_000;
+/// The session id in a frame that scripts replace by the id of each session.
+pub(super) const EACH: SessionId = SessionId([0; 16]);
+
+/// Which nodes get sessions that have no owner.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// This one.
+    Alone,
+    /// All living ones, each its part.
+    All,
+}
+
+/// Whether the node of this rank is one of those that look at a session. All nodes agree on the ranks as soon as they
+/// agree on who is alive.
+fn looks_at(rank: usize, nodes: usize, session: SessionId) -> bool {
+    let first = usize::from(u16::from_be_bytes([session.0[14], session.0[15]])) % nodes;
+    (rank + nodes - first) % nodes < LOOKERS
+}
 
 /// A lease that this node holds, as far as it knows.
 pub(super) struct Held {
@@ -34,18 +60,86 @@ pub(super) struct Held {
 
 impl Redis {
     pub(crate) async fn ensure_owner(&self, session: SessionId) {
-        let owned = self.0.table.with(session, |local| local.owned).unwrap_or(false);
-        if owned || self.is_draining() {
-            return;
-        }
-        loop {
-            let (asked, since, lease) = (Instant::now(), self.since(session), self.lease_ms());
-            let taken: RedisResult<u8> =
-                self.call(&self.0.scripts.take, &self.keys(session), |s| s.arg(lease).arg("1")).await;
-            if !matches!(taken, Ok(1)) || self.serve(session, asked, since) {
+        self.ensure_owners(&[session]).await;
+    }
+
+    /// Serves those of these sessions here that have no owner.
+    pub(super) async fn ensure_owners(&self, sessions: &[SessionId]) {
+        for batch in self.not_owned_here(sessions).chunks(SESSIONS_AT_ONCE) {
+            if self.take(batch, Share::Alone).await.is_none() {
                 return;
             }
         }
+    }
+
+    /// Gives owners to those of these sessions that have none: sessions with an unfinished turn, all that the database
+    /// lists. This node takes its part of them and offers the others to the other living nodes. Each session is looked at
+    /// by [`LOOKERS`] of the nodes.
+    pub(crate) async fn adopt(&self, sessions: &[SessionId]) {
+        let mut sessions = self.not_owned_here(sessions);
+        if sessions.is_empty() {
+            return;
+        }
+        let Ok(members) = self.nodes().await else { return };
+        let mut nodes: Vec<_> = members.into_iter().filter(|m| !m.draining).map(|m| m.node).collect();
+        nodes.sort_unstable();
+        if let Some(rank) = nodes.iter().position(|node| *node == self.0.node) {
+            sessions.retain(|session| looks_at(rank, nodes.len(), *session));
+        }
+        // Nodes begin at different places, so that two that look at once do not ask about the same sessions first.
+        let start = usize::from(u16::from_be_bytes([crate::fresh_id()[14], crate::fresh_id()[15]]));
+        let start = start % sessions.len().max(1);
+        sessions.rotate_left(start);
+        let mut taken = 0;
+        for batch in sessions.chunks(SESSIONS_AT_ONCE) {
+            match self.take(batch, Share::All).await {
+                Some(more) => taken += more,
+                None => return,
+            }
+            if taken >= ADOPTED_AT_ONCE {
+                return;
+            }
+        }
+    }
+
+    fn not_owned_here(&self, sessions: &[SessionId]) -> Vec<SessionId> {
+        if self.is_draining() {
+            return Vec::new();
+        }
+        let table = self.0.table.lock();
+        let owned = |session: &SessionId| table.get(session).is_some_and(|local| local.owned);
+        sessions.iter().copied().filter(|session| !owned(session)).collect()
+    }
+
+    /// Asks Redis for the leases of sessions without an owner and serves those that this node gets. Returns how many
+    /// there are, or none if Redis cannot be asked.
+    async fn take(&self, sessions: &[SessionId], share: Share) -> Option<usize> {
+        let mut taken = 0;
+        let mut sessions = sessions.to_vec();
+        while !sessions.is_empty() {
+            let since: Vec<_> = sessions.iter().map(|session| self.since(*session)).collect();
+            let (asked, lease) = (Instant::now(), self.lease_ms());
+            let shared = if share == Share::All { "1" } else { "" };
+            let held: RedisResult<Vec<usize>> = self
+                .call(&self.0.scripts.take, "", |s| {
+                    s.arg(lease).arg(shared).arg(Frame::Offer(EACH).encode()).arg(EACH.to_string());
+                    for session in &sessions {
+                        s.arg(self.keys(*session)).arg(session.to_string());
+                    }
+                    s
+                })
+                .await;
+            let held = held.inspect_err(|error| tracing::debug!(%error, "no leases can be taken just now")).ok()?;
+            // A lease that may have been released since then is asked for again.
+            let again = held.into_iter().filter_map(|at| {
+                let (session, since) = (*sessions.get(at)?, *since.get(at)?);
+                taken += 1;
+                (!self.serve(session, asked, since)).then_some(session)
+            });
+            sessions = again.collect();
+            taken -= sessions.len();
+        }
+        Some(taken)
     }
 
     /// The number of releases so far, to be compared in `serve`. None while a release of this session is on its way.
@@ -125,12 +219,32 @@ impl Redis {
             if held == 0 {
                 tracing::warn!(%session, "a lease was lost");
                 self.lose(*session);
-            } else if let Some(lease) = locked(&self.0.leases).get_mut(session) {
+                continue;
+            }
+            let known = locked(&self.0.leases).get_mut(session).map(|lease| {
                 lease.until = asked + self.0.settings.lease;
                 lease.doubt |= held == 2;
+            });
+            if known.is_none() {
+                self.release_again(*session);
             }
         }
         Ok(())
+    }
+
+    /// Releases a lease that this node had given up before it was renewed: the renewal may have reached Redis after the
+    /// release, and made the lease of an owner that is gone.
+    fn release_again(&self, session: SessionId) {
+        let sessions = self.0.table.lock();
+        let mut releasing = locked(&self.0.releasing);
+        // An owner that was started since then has a lease of its own, and a release that is on its way is enough.
+        if sessions.get(&session).is_some_and(|local| local.owned) || releasing.contains_key(&session) {
+            return;
+        }
+        releasing.insert(session, false);
+        drop(releasing);
+        drop(sessions);
+        self.remember(RetriedCommand::Release(session, Successor::Caller));
     }
 
     /// Whether an external act may begin. It may while the lease certainly holds. After that it may only while Redis

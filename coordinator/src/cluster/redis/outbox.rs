@@ -4,6 +4,7 @@
 //! If Redis is emptied, a notification that was in another node's inbox is lost, and that node finds out from the
 //! database when it reconciles. A retried command has nothing left to do then.
 
+use super::leases::{EACH, SESSIONS_AT_ONCE};
 use super::{Frame, RETRY, Redis};
 use crate::cluster::Successor;
 use crate::feed::Notification;
@@ -31,16 +32,25 @@ pub(super) enum RetriedCommand {
     Over(SessionId, CallId, Option<String>),
 }
 
+impl RetriedCommand {
+    fn release(&self) -> Option<(SessionId, Successor)> {
+        match self {
+            RetriedCommand::Release(session, successor) => Some((*session, *successor)),
+            RetriedCommand::Leave(..) | RetriedCommand::Over(..) => None,
+        }
+    }
+}
+
 /// How many retried commands may wait. Each is small, and they come at the rate at which callers leave and calls end.
 pub(super) const RETRIED_COMMANDS: usize = 65_536;
 
 /// How many notifications may be sent before the first of them is answered.
 const NOTIFICATIONS_AT_ONCE: usize = 32;
 
-/// The retried commands that wait, and the one that was begun last.
+/// The retried commands that wait, and those that were begun last.
 pub(super) struct RetriedCommands {
     pub queue: mpsc::Receiver<RetriedCommand>,
-    pub begun: Option<RetriedCommand>,
+    pub begun: Vec<RetriedCommand>,
 }
 
 impl Redis {
@@ -126,21 +136,44 @@ impl Redis {
     /// again.
     pub(super) async fn run_commands(&self, commands: &mut RetriedCommands) {
         loop {
-            if commands.begun.is_none() {
-                commands.begun = commands.queue.recv().await;
+            if commands.begun.is_empty() && commands.queue.recv_many(&mut commands.begun, SESSIONS_AT_ONCE).await == 0 {
+                return;
             }
-            let Some(command) = &commands.begun else { return };
-            if let Err(error) = self.run_command(command).await {
+            // A node that stops gives all of its sessions up at once, so releases share a script.
+            let releases = commands.begun.iter().map_while(RetriedCommand::release).collect::<Vec<_>>();
+            let (count, result) = match (&releases[..], commands.begun.first()) {
+                ([], Some(command)) => (1, self.run_command(command).await),
+                _ => (releases.len(), self.release(&releases).await),
+            };
+            if let Err(error) = result {
                 tracing::debug!(error = %error, "a command failed in Redis");
                 if !self.0.connection.up() {
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
             }
-            if let Some(session) = commands.begun.take().and_then(|command| self.done(&command)) {
-                self.ensure_owner(session).await;
-            }
+            let wanted: Vec<_> = commands.begun.drain(..count).filter_map(|command| self.done(&command)).collect();
+            self.ensure_owners(&wanted).await;
         }
+    }
+
+    async fn release(&self, sessions: &[(SessionId, Successor)]) -> RedisResult<()> {
+        let not_to = if self.is_draining() { self.0.node.as_str() } else { "" };
+        let released: RedisResult<u8> = self
+            .call(&self.0.scripts.release, "", |s| {
+                s.arg(Frame::Offer(EACH).encode()).arg(EACH.to_string()).arg(not_to);
+                for (session, successor) in sessions {
+                    let to = match successor {
+                        Successor::Another => "another",
+                        Successor::Caller => "caller",
+                        Successor::Nobody => "",
+                    };
+                    s.arg(self.keys(*session)).arg(session.to_string()).arg(to);
+                }
+                s
+            })
+            .await;
+        released.map(drop)
     }
 
     pub(super) async fn run_command(&self, command: &RetriedCommand) -> RedisResult<()> {
@@ -149,16 +182,7 @@ impl Redis {
             RetriedCommand::Leave(session, call) => {
                 self.call(&scripts.leave, &self.keys(*session), |s| s.arg(call.to_string())).await
             }
-            RetriedCommand::Release(session, successor) => {
-                let to = match successor {
-                    Successor::Another => "another",
-                    Successor::Caller => "caller",
-                    Successor::Nobody => "",
-                };
-                let offer = Frame::Offer(*session).encode();
-                let not_to = if self.is_draining() { self.0.node.as_str() } else { "" };
-                self.call(&scripts.release, &self.keys(*session), |s| s.arg(offer).arg(to).arg(not_to)).await
-            }
+            RetriedCommand::Release(session, successor) => return self.release(&[(*session, *successor)]).await,
             RetriedCommand::Over(session, call, Some(frame)) => {
                 self.call(&scripts.refuse, &self.keys(*session), |s| s.arg(call.to_string()).arg(frame)).await
             }

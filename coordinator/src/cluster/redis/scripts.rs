@@ -122,15 +122,19 @@ pub(super) struct Scripts {
     pub refuse_all: Script,
     /// The last caller on this node has left. Call → 1 if the call was dropped.
     pub leave: Script,
-    /// Takes the lease. Lease in ms, `1` for a session with an unfinished turn → 1 if this node holds the lease now.
+    /// Takes the leases of sessions with unfinished turns that have none. Lease in ms, `1` if living nodes share them,
+    /// frame that offers a session to one of them, the session id in the frame that each session's own id replaces; then
+    /// for each session the prefix of its keys and its id → the positions of those whose lease this node holds now,
+    /// counted from 0.
     pub take: Script,
     /// Prolongs the lease. Lease in ms → 1 if this node still holds it.
     pub confirm: Script,
     /// Renews leases. Lease in ms, then for each session the prefix of its keys → for each 1 if the lease was renewed,
     /// 2 if it had expired and was made again, 0 if another node holds it.
     pub renew: Script,
-    /// Gives a lease up. Frame that offers the session, to whom it is offered (`another` node, a node with a waiting
-    /// `caller`, or empty for nobody), a node that it is not offered to, or empty → 1.
+    /// Gives leases up. Frame that offers a session, the session id in the frame that each session's own id replaces, a
+    /// node that no session with a waiting caller is offered to, or empty; then for each session the prefix of its keys,
+    /// its id, and to whom it is offered (`another` node, a node with a waiting `caller`, or empty for nobody) → 1.
     pub release: Script,
     /// → how many calls wait.
     pub waiting: Script,
@@ -326,12 +330,34 @@ return 1
             ),
             take: script(
                 r"
-local grace = in_grace_period(p, ARGV[4])
-local owner = redis.call('GET', s .. 'o')
-if owner == me then redis.call('PEXPIRE', s .. 'o', ARGV[4]) return 1 end
-if owner or (grace and ARGV[5] == '1') then return 0 end
-redis.call('SET', s .. 'o', me, 'PX', ARGV[4])
-return 1
+local lease, frame, each = ARGV[4], ARGV[6], ARGV[7]
+local grace = in_grace_period(p, lease)
+local others, turn, held = {}, 0, {}
+if ARGV[5] == '1' then
+  for _, node in ipairs(redis.call('SMEMBERS', p .. 'nodes')) do
+    if node ~= me and redis.call('EXISTS', p .. 'alive:' .. node) == 1
+      and redis.call('EXISTS', p .. 'draining:' .. node) == 0 then others[#others + 1] = node end
+  end
+  turn = tonumber(redis.call('TIME')[2])
+end
+for i = 8, #ARGV, 2 do
+  local owner = redis.call('GET', ARGV[i] .. 'o')
+  if owner == me then
+    redis.call('PEXPIRE', ARGV[i] .. 'o', lease)
+    held[#held + 1] = (i - 8) / 2
+  elseif not owner and not grace then
+    -- Each of the nodes has its turn, and this one after the last of the others.
+    turn = turn + 1
+    local other = others[turn % (#others + 1)]
+    if other then
+      post(p, other, (string.gsub(frame, each, ARGV[i + 1], 1)))
+    else
+      redis.call('SET', ARGV[i] .. 'o', me, 'PX', lease)
+      held[#held + 1] = (i - 8) / 2
+    end
+  end
+end
+return held
 ",
             ),
             confirm: script(
@@ -364,12 +390,16 @@ return held
             ),
             release: script(
                 r"
-if redis.call('GET', s .. 'o') ~= me then return 1 end
-redis.call('DEL', s .. 'o')
-local node = nil
-if ARGV[5] == 'another' then node = heir(p, s, me)
-elseif ARGV[5] == 'caller' and redis.call('ZCARD', s .. 'q') > 0 then node = heir(p, s, ARGV[6]) end
-if node then post(p, node, ARGV[4]) end
+for i = 7, #ARGV, 3 do
+  local keys, to = ARGV[i], ARGV[i + 2]
+  if redis.call('GET', keys .. 'o') == me then
+    redis.call('DEL', keys .. 'o')
+    local node = nil
+    if to == 'another' then node = heir(p, keys, me)
+    elseif to == 'caller' and redis.call('ZCARD', keys .. 'q') > 0 then node = heir(p, keys, ARGV[6]) end
+    if node then post(p, node, (string.gsub(ARGV[4], ARGV[5], ARGV[i + 1], 1))) end
+  end
+end
 return 1
 ",
             ),

@@ -54,7 +54,7 @@ impl Tasks {
         queue: mpsc::Receiver<RetriedCommand>,
         signal: mpsc::UnboundedSender<Signal>,
     ) -> Self {
-        Self { redis, notifications, commands: RetriedCommands { queue, begun: None }, signal }
+        Self { redis, notifications, commands: RetriedCommands { queue, begun: Vec::new() }, signal }
     }
 
     /// Runs until `stop` is cancelled, then leaves the cluster.
@@ -124,11 +124,13 @@ impl Redis {
                 let Some(newest) = entries.last() else { continue };
                 last.clone_from(&newest.id);
                 metrics().inbox_frames.add(entries.len() as u64, &[]);
+                let mut offered = Vec::new();
                 for entry in entries {
                     if let Some(frame) = entry.get::<String>("f").and_then(|text| Frame::decode(&text)) {
-                        self.received(frame, signal).await;
+                        self.received(frame, signal, &mut offered);
                     }
                 }
+                self.ensure_owners(&offered).await;
                 let mut trim = redis::cmd("XTRIM");
                 trim.arg(&key).arg("MINID").arg(behind(&last));
                 let trimmed: RedisResult<u64> = trim.query_async(&mut connection).await;
@@ -140,15 +142,20 @@ impl Redis {
         }
     }
 
-    async fn received(&self, frame: Frame, signal: &mpsc::UnboundedSender<Signal>) {
+    /// Does what a frame says. Sessions that this node should take are added to `offered`.
+    fn received(&self, frame: Frame, signal: &mpsc::UnboundedSender<Signal>, offered: &mut Vec<SessionId>) {
         match frame {
             Frame::Wake(session) => {
-                self.0.table.with(session, |local| local.wake.notify_one());
+                let woken = self.0.table.with(session, |local| local.owned.then(|| local.wake.notify_one())).flatten();
+                if woken.is_none() {
+                    // Redis says that this node owns the session. It has just given the session up.
+                    offered.push(session);
+                }
             }
             Frame::Stop(session) => {
                 self.0.table.with(session, |local| local.stop.cancel());
             }
-            Frame::Offer(session) => self.ensure_owner(session).await,
+            Frame::Offer(session) => offered.push(session),
             Frame::Cut(session) => self.0.log.feeds().cut_here(session),
             Frame::Refused(session, call, error) => self.tell_waiters(session, call, Progress::Refused(error)),
             Frame::Follow(session, call, winner) => self.tell_waiters(session, call, Progress::Follow(winner)),

@@ -243,3 +243,89 @@ async fn a_stop_reaches_the_owner_elsewhere() {
     assert_eq!(owner(&test).await, None);
     test.end().await;
 }
+
+/// How many scripts a server has run so far.
+async fn scripts_run(test: &TestCluster) -> u64 {
+    let stats: redis::InfoDict =
+        redis::cmd("INFO").arg("commandstats").query_async(&mut test.raw().await).await.expect("answered");
+    let calls = |text: String| text.strip_prefix("calls=")?.split(',').next()?.parse::<u64>().ok();
+    stats.get::<String>("cmdstat_evalsha").and_then(calls).unwrap_or(0)
+}
+
+async fn leases_of(node: &mut crate::cluster::test_cluster::Node, leases: &mut Vec<Lease>) {
+    while let Ok(lease) = node.leases.try_recv() {
+        leases.push(lease);
+    }
+}
+
+/// One node looks at what a dead one has left: nodes that live share it, and who looks again asks in few questions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn living_nodes_share_what_a_dead_one_left() {
+    const SESSIONS: usize = 900;
+    let mut test = TestCluster::alone(3).await;
+    test.nodes[2].cluster.drain();
+    until("the third node takes no more", async || {
+        let nodes = test.nodes[0].cluster.nodes().await.expect("answered");
+        if nodes.iter().any(|node| node.draining) { Ok(()) } else { Err(nodes) }
+    })
+    .await;
+    let sessions: Vec<_> = (0..SESSIONS).map(|_| engine::ids::SessionId(coordinator::fresh_id())).collect();
+    test.nodes[0].cluster.adopt(&sessions).await;
+    let (mut first, mut second, mut third) = (Vec::new(), Vec::new(), Vec::new());
+    until("all have owners", async || {
+        leases_of(&mut test.nodes[0], &mut first).await;
+        leases_of(&mut test.nodes[1], &mut second).await;
+        leases_of(&mut test.nodes[2], &mut third).await;
+        let all = first.len() + second.len();
+        if all == SESSIONS { Ok(()) } else { Err(all) }
+    })
+    .await;
+    assert_eq!(third.len(), 0, "a draining node takes nothing");
+    assert!(first.len().abs_diff(second.len()) <= SESSIONS / 10, "{} and {}", first.len(), second.len());
+
+    let (started, before) = (Instant::now(), scripts_run(&test).await);
+    test.nodes[0].cluster.adopt(&sessions).await;
+    let (scripts, time) = (scripts_run(&test).await - before, started.elapsed());
+    // Besides, each of three nodes sends two heartbeats and two renewals in a second.
+    let others = 3 * (time.as_secs() + 1) * 5;
+    assert!(scripts <= 5 + others, "{scripts} scripts for {SESSIONS} sessions in {time:?}");
+    for lease in first.into_iter().chain(second) {
+        std::mem::forget(lease);
+    }
+    test.end().await;
+}
+
+/// Each session is looked at by some node, whatever the size of the cluster, but not by all of a large one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_nodes_a_few_look_at_each_session() {
+    let mut test = TestCluster::redis(7).await;
+    let sessions: Vec<_> = (0..200).map(|_| engine::ids::SessionId(coordinator::fresh_id())).collect();
+    for node in 0..7 {
+        test.nodes[node].cluster.adopt(&sessions).await;
+    }
+    let mut leases = Vec::new();
+    until("all have owners", async || {
+        for node in &mut test.nodes {
+            leases_of(node, &mut leases).await;
+        }
+        if leases.len() == sessions.len() { Ok(()) } else { Err(leases.len()) }
+    })
+    .await;
+    leases.into_iter().for_each(std::mem::forget);
+    test.end().await;
+}
+
+/// A renewal that reached Redis after the release made the lease again, for an owner that is gone. Whoever calls next does
+/// not wait until it has expired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_outlived_its_owner_holds_nobody_up() {
+    let mut test = TestCluster::redis(2).await;
+    let mut raw = test.raw().await;
+    let revived = redis::cmd("SET").arg(test.at("o")).arg(&test.nodes[0].name).arg("PX").arg(600_000).to_owned();
+    let _: String = revived.query_async(&mut raw).await.expect("set");
+    let call = test.message();
+    let _waiter = test.enqueue(1, &call).await;
+    let lease = test.lease(0).await;
+    assert_eq!(run(&lease, None).await, call.id);
+    test.end().await;
+}
