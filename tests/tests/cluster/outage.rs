@@ -8,6 +8,7 @@ use tests::cluster::{Cluster, Mode, Plan, TAKEOVER, of_type};
 use tests::history::assert_all_paired;
 use tests::mcp::{Kind, Mcp, Outcome};
 use tests::provider::Answer;
+use tests::services::Service;
 use tokio::time::{Instant, sleep_until};
 
 /// S4, F2: Redis is emptied in mid-turn, with A and B waiting; C arrives before anybody has put anything back.
@@ -37,6 +38,42 @@ async fn redis_emptied_in_mid_turn() {
     assert!(of_type(&log, "mcp.response").iter().all(|response| response["ok"] == true), "a tool call was fenced off");
     assert_eq!(mcp.calls().len(), 2);
     assert_all_paired(&cluster.provider);
+}
+
+/// A pause expires while nothing may be claimed (Redis was replaced a moment ago). Its owner asks again at intervals, and the
+/// caller behind it is served in the end.
+#[tokio::test]
+async fn no_claim_is_repeated_without_a_pause() {
+    const PAUSE: Duration = Duration::from_secs(2);
+    const WATCHED: Duration = Duration::from_secs(4);
+    let plan = Plan::default().own_redis().env("BAE_TURN_TIMEOUT", &PAUSE.as_secs().to_string());
+    let cluster = plan.start().await;
+    let redis = cluster.redis.as_ref().unwrap();
+    let session = cluster.driver().await;
+    cluster.provider.push(Answer::tools(&[("tu_1", "clock", json!({}))]));
+    cluster.at(&session, 0).send("pause").await.result();
+    let paused = Instant::now();
+    let keys = redis.redis_cli(&["--scan"]);
+    let world = keys.lines().find(|key| key.ends_with(":world")).unwrap_or_else(|| panic!("no world: {keys}"));
+    let settling = world.replace(":world", ":settling");
+    redis.redis_cli(&["SET", &settling, "1", "PX", "600000"]);
+    let behind = cluster.second(&session, 1).await.start_send("behind").await;
+    // The time itself is what is measured, from the moment when the pause is over.
+    sleep_until(paused + PAUSE + Duration::from_secs(1)).await;
+    let before = scripts(redis);
+    sleep_until(paused + PAUSE + Duration::from_secs(1) + WATCHED).await;
+    let asked = scripts(redis) - before;
+    // Heartbeats, renewals and reconciliations of three nodes are about ten a second.
+    assert!(asked < 50 * WATCHED.as_secs(), "{asked} scripts in {WATCHED:?}");
+    redis.redis_cli(&["DEL", &settling]);
+    assert_eq!(behind.finish().await.text(), "ok");
+}
+
+/// How many scripts a Redis has run.
+fn scripts(redis: &Service) -> u64 {
+    let stats = redis.redis_cli(&["INFO", "commandstats"]);
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).unwrap_or_else(|| panic!("no count of scripts: {stats}"))
 }
 
 /// F22: Redis is gone for longer than any lease, then comes back with nothing. The running turn goes on throughout and
